@@ -72,6 +72,9 @@ func (r *Reader) Offset() int { return r.at }
 // Len returns how many bytes are left.
 func (r *Reader) Len() int { return len(r.b) - r.at }
 
+// View returns the next n bytes, whatever they hold, and moves behind them.
+func (r *Reader) View(n int) []byte { return r.take(n) }
+
 // Fail makes err the Reader's error, unless it has one already. Every later
 // read returns a zero value.
 func (r *Reader) Fail(err error) {

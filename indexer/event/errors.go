@@ -1,0 +1,16 @@
+package event
+
+import "errors"
+
+// Errors of this package. All others wrap one of them.
+var (
+	// ErrSubject: a subject or a key is not that of a source.
+	ErrSubject = errors.New("event: bad subject")
+	// ErrVersion: a record is of a version that this reader does not know.
+	ErrVersion = errors.New("event: unknown record version")
+	// ErrRecord: a record is malformed.
+	ErrRecord = errors.New("event: malformed record")
+	// ErrWorker: a worker's registration is not valid. The text names the
+	// field and says what would do.
+	ErrWorker = errors.New("invalid worker")
+)

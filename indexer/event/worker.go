@@ -1,0 +1,160 @@
+package event
+
+import (
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+)
+
+// Limits of a registration.
+const (
+	// MaxName is how long a name may be, in bytes: a model's, a group's, an
+	// instance's, a topic's.
+	MaxName = 256
+	// MaxBlockSize is the largest block size, in tokens.
+	MaxBlockSize = 1 << 16
+	// MaxRank is the largest data-parallel rank.
+	MaxRank = 1 << 20
+	// MaxLabels is how many labels a worker may have.
+	MaxLabels = 64
+)
+
+// Worker is the registration of one worker rank: the source that it feeds and
+// where its engine publishes. Bridges dial it, indexers answer with it.
+type Worker struct {
+	Source
+	// Endpoint is the engine's PUB socket: tcp://host:port, or ipc://path. A
+	// wildcard host (*, 0.0.0.0, [::]) means that the engine connects, and
+	// the bridge binds the port.
+	Endpoint string
+	// ReplayEndpoint is the engine's replay ROUTER socket; empty if it has
+	// none.
+	ReplayEndpoint string
+	// Topic is what the engine's messages are published under; empty takes
+	// every topic.
+	Topic string
+	// Engine names the engine's profile, such as vllm or sglang; empty is an
+	// engine that nothing is assumed of.
+	Engine string
+	// BlockSize is the block size of the index, in tokens. All workers of a
+	// partition have the same one.
+	BlockSize uint32
+	// Labels say where a worker runs and what it is, for bridges to claim
+	// it by and for selection.
+	Labels map[string]string
+	// IntegerID says that the instance id is an integer in JSON.
+	IntegerID bool
+}
+
+// Validate checks everything that can be checked without looking at other
+// workers or at the network. Errors wrap ErrWorker.
+func (w *Worker) Validate() error {
+	for _, f := range []struct{ name, value string }{
+		{"instance_id", w.Instance}, {"model_name", w.Model}, {"routing_group", w.Group}, {"endpoint", w.Endpoint},
+	} {
+		if f.value == "" {
+			return fmt.Errorf("%w: %s is missing or empty", ErrWorker, f.name)
+		}
+	}
+	for _, f := range []struct{ name, value string }{
+		{"instance_id", w.Instance}, {"model_name", w.Model}, {"routing_group", w.Group}, {"topic", w.Topic},
+	} {
+		if len(f.value) > MaxName {
+			return fmt.Errorf("%w: %s has %d bytes, at most %d are allowed", ErrWorker, f.name, len(f.value), MaxName)
+		}
+	}
+	if w.BlockSize == 0 || w.BlockSize > MaxBlockSize {
+		return fmt.Errorf("%w: block_size is %d, want 1 to %d tokens", ErrWorker, w.BlockSize, MaxBlockSize)
+	}
+	if w.Rank > MaxRank {
+		return fmt.Errorf("%w: dp_rank is %d, at most %d is allowed", ErrWorker, w.Rank, MaxRank)
+	}
+	if len(w.Labels) > MaxLabels {
+		return fmt.Errorf("%w: %d labels, at most %d are allowed", ErrWorker, len(w.Labels), MaxLabels)
+	}
+	if _, err := ParseEndpoint(w.Endpoint); err != nil {
+		return fmt.Errorf("%w: endpoint %w", ErrWorker, err)
+	}
+	if w.ReplayEndpoint == "" {
+		return nil
+	}
+	replay, err := ParseEndpoint(w.ReplayEndpoint)
+	if err != nil {
+		return fmt.Errorf("%w: replay_endpoint %w", ErrWorker, err)
+	}
+	if replay.Bind {
+		return fmt.Errorf("%w: replay_endpoint %q has a wildcard host; engines bind the replay socket, so name a host to dial", ErrWorker, w.ReplayEndpoint)
+	}
+	if w.ReplayEndpoint == w.Endpoint {
+		return fmt.Errorf("%w: endpoint and replay_endpoint are both %q; they are two sockets", ErrWorker, w.Endpoint)
+	}
+	return nil
+}
+
+// Equal tells whether two registrations say the same.
+func (w *Worker) Equal(o *Worker) bool {
+	if w.Source != o.Source || w.Endpoint != o.Endpoint || w.ReplayEndpoint != o.ReplayEndpoint || w.Topic != o.Topic ||
+		w.Engine != o.Engine || w.BlockSize != o.BlockSize || len(w.Labels) != len(o.Labels) {
+		return false
+	}
+	for k, v := range w.Labels {
+		if x, ok := o.Labels[k]; !ok || x != v {
+			return false
+		}
+	}
+	return true
+}
+
+// Endpoint is a parsed ZMQ endpoint.
+type Endpoint struct {
+	// Network and Address are as package net takes them: tcp or unix.
+	Network, Address string
+	// Bind says that the bridge listens there and the engine dials.
+	Bind bool
+}
+
+// ParseEndpoint reads a ZMQ endpoint: tcp://host:port with a port from 1 to
+// 65535, or ipc://path.
+func ParseEndpoint(s string) (Endpoint, error) {
+	scheme, rest, ok := strings.Cut(s, "://")
+	if !ok {
+		return Endpoint{}, fmt.Errorf("%q has no scheme: want tcp://host:port or ipc://path", s)
+	}
+	switch scheme {
+	case "ipc":
+		if rest == "" {
+			return Endpoint{}, fmt.Errorf("%q has no path: want ipc://path", s)
+		}
+		if len(rest) > 107 { // what a socket address holds
+			return Endpoint{}, fmt.Errorf("%q: the path has %d bytes, at most 107 are possible", s, len(rest))
+		}
+		return Endpoint{Network: "unix", Address: rest}, nil
+	case "tcp":
+		return parseTCP(s, rest)
+	}
+	return Endpoint{}, fmt.Errorf("%q has scheme %q: want tcp://host:port or ipc://path", s, scheme)
+}
+
+func parseTCP(s, rest string) (Endpoint, error) {
+	host, port, err := net.SplitHostPort(rest)
+	if err != nil {
+		return Endpoint{}, fmt.Errorf("%q has no port: want tcp://host:port", s)
+	}
+	if host == "" {
+		return Endpoint{}, fmt.Errorf("%q has no host: want tcp://host:port, or tcp://*:port for an engine that connects", s)
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return Endpoint{}, fmt.Errorf("%q has port %q: want 1 to 65535", s, port)
+	}
+	if strings.ContainsAny(host, " \t\r\n/") {
+		return Endpoint{}, fmt.Errorf("%q has a bad host %q", s, host)
+	}
+	switch host {
+	case "*":
+		return Endpoint{Network: "tcp", Address: ":" + port, Bind: true}, nil
+	case "0.0.0.0", "::":
+		return Endpoint{Network: "tcp", Address: net.JoinHostPort(host, port), Bind: true}, nil
+	}
+	return Endpoint{Network: "tcp", Address: net.JoinHostPort(host, port)}, nil
+}
