@@ -129,6 +129,7 @@ func TestFieldsThatDoNotMatter(t *testing.T) {
 		{stored(pair{"block_mm_infos", []any{[]any{}}}), want}, {stored(pair{"", []any{ordered{}}}), want},
 		{append(ordered{{"parent_block_hash", 7}, {"cache_salt", "x"}, {"token_ids", []any{9}}, {"block_hashes", []any{8, 9}}}, stored(pair{"cache_salt", nil})...), want},
 		{append(stored(pair{"lora_name", "x"}), pair{"type", "BlockStored"}, pair{"lora_name", nil}), want},
+		{append(stored(pair{"lora_name", "x"}, pair{"block_hashes", []any{"x", "y"}}), pair{"lora_name", ordered{}}, pair{"block_hashes", []any{1}}), want},
 		{removed(pair{"token_ids", 7}, pair{"parent_block_hash", 1.5}, pair{"lora_name", 3}), gone},
 		{append(ordered{{"remaining_copy_counts", []any{1, 1}}}, removed(pair{"remaining_copy_counts", nil})...), gone},
 		{[]any{"AllBlocksCleared", []any{}, 7}, plain{Kind: Cleared, Tier: "device"}},
