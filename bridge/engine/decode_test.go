@@ -130,6 +130,10 @@ func TestFieldsThatDoNotMatter(t *testing.T) {
 		{append(ordered{{"parent_block_hash", 7}, {"cache_salt", "x"}, {"token_ids", []any{9}}, {"block_hashes", []any{8, 9}}}, stored(pair{"cache_salt", nil})...), want},
 		{append(stored(pair{"lora_name", "x"}), pair{"type", "BlockStored"}, pair{"lora_name", nil}), want},
 		{append(stored(pair{"lora_name", "x"}, pair{"block_hashes", []any{"x", "y"}}), pair{"lora_name", ordered{}}, pair{"block_hashes", []any{1}}), want},
+		{append(stored(pair{"token_ids", []any{[]any{1, 2}}}, pair{"parent_block_hash", "x"}), pair{"token_ids", []any{1, 2}}, pair{"parent_block_hash", 7}),
+			plain{Kind: Stored, Hashes: []any{uint64(1)}, Parent: uint64(7), Tokens: []uint32{1, 2}, BlockSize: 2, Tier: "device"}},
+		{append(removed(pair{"remaining_copy_counts", []any{1, 1}}), pair{"remaining_copy_counts", []any{2, 0}}),
+			plain{Kind: Removed, Hashes: []any{uint64(1), uint64(2)}, Medium: "GPU", Tier: "device", Remaining: []uint64{2, 0}}},
 		{removed(pair{"token_ids", 7}, pair{"parent_block_hash", 1.5}, pair{"lora_name", 3}), gone},
 		{append(ordered{{"remaining_copy_counts", []any{1, 1}}}, removed(pair{"remaining_copy_counts", nil})...), gone},
 		{[]any{"AllBlocksCleared", []any{}, 7}, plain{Kind: Cleared, Tier: "device"}},
@@ -292,6 +296,9 @@ func TestBatchHeads(t *testing.T) {
 		{batch: ordered{{"events", nil}}},
 		{batch: ordered{{"data_parallel_rank", 3}, {"publisher_id", publisher}, {"events", []any{}}, {"ts", 1}}, ts: 1, rank: uint32(3), publisher: "\x01\x02\x03"},
 		{batch: ordered{{"data_parallel_rank", 3}, {"events", []any{7, stored()}}, {"events", []any{}}, {"data_parallel_rank", nil}}, drops: "no_event:1"},
+
+		{batch: ordered{{"ts", 1}, {"publisher_id", "p"}, {"events", nil}, {"ts", nil}, {"publisher_id", nil}}},
+		{batch: []any{1, []any{[]any{}, "AllBlocksCleared"}}, ts: 1, drops: "no_event:2"},
 
 		{batch: nil, err: ErrBatch}, {batch: 5, err: ErrBatch}, {batch: "x", err: ErrBatch}, {batch: []any{}, err: ErrBatch}, {batch: []any{1}, err: ErrBatch},
 		{batch: []any{1, 7}, err: ErrBatch}, {batch: []any{1, ordered{}}, err: ErrBatch}, {batch: []any{1, "BlockStored"}, err: ErrBatch},

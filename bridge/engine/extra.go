@@ -144,9 +144,7 @@ func (d *Decoder) readMMObjects(r *mpack.Reader) {
 	for range r.Array() {
 		rest := member(r, "mm_hash")
 		h, _ := r.Bits()
-		if skip(r, rest); r.Err() != nil {
-			return
-		}
+		skip(r, rest)
 		d.b.mm = append(d.b.mm, h)
 	}
 	skip(r, behind)

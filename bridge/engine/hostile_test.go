@@ -106,6 +106,9 @@ func TestCutPayloads(t *testing.T) {
 		x := newDamage(t, payload, ends)
 		for n := range payload {
 			x.check(t, payload[:n], n)
+			if d := drops(&x.b); d != "" && d != "broken:1" {
+				t.Fatalf("%s: dropped %s in the first %d bytes of %x", dia.name, d, n, payload)
+			}
 			if events := len(x.b.Events); events > 0 && (!x.b.Partial || ends[events-1] > n) {
 				t.Fatalf("%s: %d events in the first %d bytes of %x, partial %v", dia.name, events, n, payload, x.b.Partial)
 			}
@@ -150,6 +153,20 @@ func TestNothingIsLeftOver(t *testing.T) {
 	}
 	if used.b != nil || used.r.Len() > 0 || used.ev.Hashes != nil {
 		t.Error("the decoder holds on to a payload")
+	}
+}
+
+// What a bad event wrote makes no room scarce for the good ones.
+func TestBadEventsTakeNoRoom(t *testing.T) {
+	full := stored(pair{"extra_keys", []any{[]any{strings.Repeat("a", 64)}}})
+	d, b := NewDecoder(Profile{}, media(t, nil)), new(Batch)
+	for _, batch := range []any{
+		[]any{1, []any{append(full, pair{"medium", 1}), append(removed(pair{"remaining_copy_counts", []any{1, 2}}), pair{"medium", 1})}},
+		ordered{{"events", []any{full, removed(pair{"remaining_copy_counts", []any{1, 2}})}}, {"events", nil}},
+	} {
+		if err := d.Decode(encode(t, batch, true), b); err != nil || len(b.Events) > 0 || b.mark() != (mark{}) {
+			t.Errorf("%v: %d events, %+v, %v", batch, len(b.Events), b.mark(), err)
+		}
 	}
 }
 

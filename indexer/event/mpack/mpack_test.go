@@ -87,6 +87,15 @@ func TestLengthsThatLie(t *testing.T) {
 	}
 }
 
+func TestReservedByte(t *testing.T) {
+	for _, b := range [][]byte{{0xc1}, {0x91, 0xc1}, {0x82, 1, 2, 0xc1, 3}, {0x92, 0x91, 0xc1, 0xc0}} {
+		r := NewReader(b)
+		if r.Skip(); !errors.Is(r.Err(), ErrReserved) {
+			t.Errorf("%x: error %v, want ErrReserved", b, r.Err())
+		}
+	}
+}
+
 func TestDepth(t *testing.T) {
 	for n, want := range map[int]error{MaxDepth - 1: nil, MaxDepth: ErrDepth, 5000: ErrDepth} {
 		r := NewReader(append(bytes.Repeat([]byte{0x91}, n), 0xc0))
