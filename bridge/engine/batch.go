@@ -1,8 +1,9 @@
 package engine
 
-// Batch is what one payload says. Decode fills it anew each time and keeps its
-// memory, so everything in it, and the payload, must stay as they are until
-// the events have been used.
+// Batch is what one payload says. Decode fills it anew each time and reuses its
+// memory, so the events have to be used before the next one, and while the
+// payload is left as it is. The zero Batch is ready for use. Sources that take
+// turns can share one.
 type Batch struct {
 	TS      float64 // as sent: seconds, or milliseconds from some engines; 0 if absent
 	Rank    uint32  // data-parallel rank
@@ -36,6 +37,7 @@ const (
 )
 
 func (b *Batch) reset() {
+	b.rollback(mark{})
 	*b = Batch{
 		Events:    emptied(b.Events, keepEvents),
 		hashes:    emptied(b.hashes, keepHashes),
@@ -60,7 +62,10 @@ func (b *Batch) mark() mark {
 	return mark{len(b.Events), len(b.hashes), len(b.tokens), len(b.mm), len(b.mmEnds), len(b.remaining)}
 }
 
+// rollback also lets go of the payload that was pointed into.
 func (b *Batch) rollback(m mark) {
+	clear(b.Events[m.events:])
+	clear(b.hashes[m.hashes:])
 	b.Events = b.Events[:m.events]
 	b.hashes = b.hashes[:m.hashes]
 	b.tokens = b.tokens[:m.tokens]

@@ -193,7 +193,7 @@ func (d *Decoder) mapEvent() Reason {
 	for range n {
 		f := fieldOf(key(&d.r))
 		if f == fTag {
-			if again, ok := tag(&d.r); !ok || again != kind {
+			if again, ok := kindOf(d.r.Str()); !ok || again != kind {
 				return NoEvent
 			}
 			continue
@@ -216,7 +216,7 @@ func findTag(r mpack.Reader, n int) (Kind, Reason) {
 		if r.Next() != mpack.KindStr {
 			return 0, NoEvent
 		}
-		kind, ok := tag(&r)
+		kind, ok := kindOf(r.Str())
 		if !ok {
 			return 0, UnknownTag
 		}
@@ -225,15 +225,12 @@ func findTag(r mpack.Reader, n int) (Kind, Reason) {
 	return 0, NoEvent
 }
 
-func tag(r *mpack.Reader) (k Kind, ok bool) { return kindOf(r.Str()) }
-
 // read reads the next value as field f.
 func (d *Decoder) read(f field) Reason {
 	ev := &d.ev
 	if fieldsOf[ev.Kind]>>f&1 == 0 {
 		f = fSkip
 	}
-	reason := BadField
 	switch f {
 	case fHashes:
 		return d.readHashes()
@@ -273,7 +270,7 @@ func (d *Decoder) read(f field) Reason {
 		d.r.Skip()
 	}
 	if d.r.Err() != nil {
-		return reason
+		return BadField
 	}
 	return taken
 }

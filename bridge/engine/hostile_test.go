@@ -156,6 +156,27 @@ func TestNothingIsLeftOver(t *testing.T) {
 	}
 }
 
+// A batch points into the last payload only.
+func TestBatchLetsGo(t *testing.T) {
+	named := stored(pair{"block_hashes", []any{"x", "y"}}, pair{"medium", "GPU"})
+	d, b := NewDecoder(Profile{}, media(t, nil)), new(Batch)
+	for _, events := range [][]any{{named, named, append(named, pair{"medium", 1})}, {}} {
+		if err := d.Decode(encode(t, []any{1, events}, true), b); err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range b.Events[len(b.Events):cap(b.Events)] {
+			if e.Hashes != nil || e.Medium != nil {
+				t.Errorf("behind %d events: %+v", len(b.Events), e)
+			}
+		}
+		for _, h := range b.hashes[len(b.hashes):cap(b.hashes)] {
+			if h.Name != nil {
+				t.Errorf("behind %d hashes: %+v", len(b.hashes), h)
+			}
+		}
+	}
+}
+
 // What a bad event wrote makes no room scarce for the good ones.
 func TestBadEventsTakeNoRoom(t *testing.T) {
 	full := stored(pair{"extra_keys", []any{[]any{strings.Repeat("a", 64)}}})
