@@ -204,6 +204,12 @@ func TestLimits(t *testing.T) {
 	if err := d.Decode(payload, b); err != nil || len(b.Events) != 2 || len(b.Events[0].Hashes) != MaxHashes || drops(b) != "too_many:1" {
 		t.Errorf("hashes: %d events, dropped %s, %v", len(b.Events), drops(b), err)
 	}
+	payload = append([]byte{0x92, 0xc0, 0x91, 0x83}, mpack.AppendStr(mpack.AppendStr(nil, "type"), "BlockRemoved")...)
+	payload = append(mpack.AppendStr(payload, "block_hashes"), hashes(0)...)
+	payload = append(mpack.AppendStr(payload, "remaining_copy_counts"), hashes(MaxHashes+1)...)
+	if err := d.Decode(payload, b); err != nil || cap(b.remaining) > 0 || drops(b) != "bad_counts:1" {
+		t.Errorf("counts: room for %d, dropped %s, %v", cap(b.remaining), drops(b), err)
+	}
 	payload = append([]byte{0x92, 0xc0, 0xdd, 0, 4, 0, 2}, bytes.Repeat(mpack.AppendStr([]byte{0x91}, "AllBlocksCleared"), MaxEvents+2)...)
 	if err := d.Decode(payload, b); err != nil || len(b.Events) != MaxEvents || drops(b) != "too_many:2" {
 		t.Errorf("events: %d, dropped %s, %v", len(b.Events), drops(b), err)
