@@ -1,5 +1,7 @@
 package event
 
+import "strings"
+
 // Tier is where a block is held.
 type Tier uint8
 
@@ -22,6 +24,16 @@ func (t Tier) String() string {
 		return tierNames[t]
 	}
 	return "unknown"
+}
+
+// ParseTier returns the tier with the given name, in any case.
+func ParseTier(name string) (Tier, bool) {
+	for i, n := range tierNames {
+		if strings.EqualFold(n, name) {
+			return Tier(i), true
+		}
+	}
+	return 0, false
 }
 
 // TierMask is a set of tiers: bit 1<<t stands for tier t.

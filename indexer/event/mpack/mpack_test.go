@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -86,6 +87,15 @@ func TestLengthsThatLie(t *testing.T) {
 	}
 }
 
+func TestReservedByte(t *testing.T) {
+	for _, b := range [][]byte{{0xc1}, {0x91, 0xc1}, {0x82, 1, 2, 0xc1, 3}, {0x92, 0x91, 0xc1, 0xc0}} {
+		r := NewReader(b)
+		if r.Skip(); !errors.Is(r.Err(), ErrReserved) {
+			t.Errorf("%x: error %v, want ErrReserved", b, r.Err())
+		}
+	}
+}
+
 func TestDepth(t *testing.T) {
 	for n, want := range map[int]error{MaxDepth - 1: nil, MaxDepth: ErrDepth, 5000: ErrDepth} {
 		r := NewReader(append(bytes.Repeat([]byte{0x91}, n), 0xc0))
@@ -109,6 +119,7 @@ func TestIntegers(t *testing.T) {
 	}{
 		{AppendInt(nil, -4), func(r *Reader) { r.Uint() }},
 		{AppendInt(nil, -4), func(r *Reader) { r.Uint32() }},
+		{AppendUint(nil, math.MaxUint64), func(r *Reader) { r.Int() }},
 		{AppendUint(nil, math.MaxUint32+1), func(r *Reader) { r.Uint32() }},
 		{AppendUint(nil, math.MaxInt64+1), func(r *Reader) { r.Int() }},
 		{AppendStr(nil, "7"), func(r *Reader) { r.Bits() }},
@@ -125,6 +136,50 @@ func TestIntegers(t *testing.T) {
 		}
 		if r.Skip(); !errors.Is(r.Err(), ErrType) || r.Next() != KindEnd {
 			t.Errorf("%x: the error did not stick", bad.b)
+		}
+	}
+}
+
+func TestAppendUint32s(t *testing.T) {
+	var want []uint32
+	var b []byte
+	for shift := range 33 { // all widths, in an order without a pattern
+		for _, v := range []uint32{math.MaxUint32, 0x80808080, 1} {
+			want = append(want, v>>(shift*7%33))
+			b = AppendUint(b, uint64(want[len(want)-1]))
+		}
+	}
+	for _, wide := range [][]byte{{0xcc, 5}, {0xcd, 0, 5}, {0xce, 0, 0, 0, 5}, {0xcf, 0, 0, 0, 0, 0, 0, 0, 5}, {0xd0, 5}, {0xd3, 0, 0, 0, 0, 0, 0, 0, 5}, {5}} {
+		b = append(b, wide...)
+		want = append(want, 5)
+	}
+	for n := range len(want) + 1 { // the last ones are read without the bytes behind them
+		r := NewReader(b)
+		got := r.AppendUint32s([]uint32{7}, n)
+		if r.Err() != nil || !slices.Equal(got, append([]uint32{7}, want[:n]...)) {
+			t.Fatalf("%d values: %v, error %v", n, got, r.Err())
+		}
+		end := r.Offset()
+		for cut := range end {
+			r := NewReader(b[:cut])
+			got := r.AppendUint32s(nil, n)
+			if !errors.Is(r.Err(), ErrTruncated) || !slices.Equal(got, want[:len(got)]) {
+				t.Fatalf("%d values cut at %d: %v, error %v", n, cut, got, r.Err())
+			}
+		}
+	}
+	for _, bad := range [][]byte{AppendInt(nil, -1), AppendUint(nil, math.MaxUint32+1), AppendFloat64(nil, 1), AppendNil(nil), AppendStr(nil, "1"), AppendArray(nil, 0)} {
+		for _, tail := range [][]byte{nil, make([]byte, 20)} {
+			r := NewReader(slices.Concat([]byte{1, 2}, bad, tail))
+			if got := r.AppendUint32s(nil, 3); !errors.Is(r.Err(), ErrType) || !slices.Equal(got, []uint32{1, 2}) {
+				t.Errorf("1, 2, %x: %v, error %v", bad, got, r.Err())
+			}
+		}
+	}
+	for _, n := range []int{-1, 3, math.MaxInt} {
+		r := NewReader([]byte{1, 2})
+		if got := r.AppendUint32s(nil, n); !errors.Is(r.Err(), ErrTruncated) || cap(got) > 0 {
+			t.Errorf("%d values in 2 bytes: room for %d, error %v", n, cap(got), r.Err())
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
+	"slices"
 )
 
 // Errors of a Reader. They carry no position, so that reading bad input costs
@@ -177,6 +178,12 @@ func (r *Reader) Bool() bool {
 // Bits reads an integer as a 64-bit pattern, and whether the pattern is that of
 // a negative number. Signed and unsigned encodings of one pattern are equal.
 func (r *Reader) Bits() (bits uint64, negative bool) {
+	// The form of nearly every hash is read without a call.
+	if r.err == nil && len(r.b)-r.at >= 9 && r.b[r.at] == 0xcf {
+		bits = binary.BigEndian.Uint64(r.b[r.at+1:])
+		r.at += 9
+		return bits, false
+	}
 	c := r.head()
 	switch {
 	case c <= 0x7f:
@@ -220,29 +227,53 @@ func (r *Reader) Uint() uint64 {
 
 // Uint32 reads an integer from 0 to 2^32-1.
 func (r *Reader) Uint32() uint32 {
-	// Token ids come through here by the thousand: the forms that encoders
-	// choose for them are read without a call.
-	if r.err == nil && r.at < len(r.b) {
-		switch c := r.b[r.at]; {
-		case c <= 0x7f:
-			r.at++
-			return uint32(c)
-		case c == 0xcd && r.at+3 <= len(r.b):
-			v := uint32(r.b[r.at+1])<<8 | uint32(r.b[r.at+2])
-			r.at += 3
-			return v
-		case c == 0xce && r.at+5 <= len(r.b):
-			v := binary.BigEndian.Uint32(r.b[r.at+1:])
-			r.at += 5
-			return v
-		}
-	}
 	v := r.Uint()
 	if v > math.MaxUint32 {
 		r.Fail(ErrType)
 		return 0
 	}
 	return uint32(v)
+}
+
+// AppendUint32s reads n integers from 0 to 2^32-1 and appends them to dst. It
+// grows dst by at most n, and by nothing if the bytes left can't hold n values.
+// After an error dst holds what was read before it.
+func (r *Reader) AppendUint32s(dst []uint32, n int) []uint32 {
+	if r.fits(uint64(n), 1) != n {
+		return dst
+	}
+	dst = slices.Grow(dst, n)
+	from := len(dst)
+	out := dst[from : from+n]
+	b, at := r.b, r.at
+	for i := range out {
+		// Token ids come through here by the thousand, 16 and 32 bits wide in
+		// no order that a branch predictor could learn: both widths take one
+		// path. Measured on ids below 128,000: 3.5 µs a thousand against 6.5.
+		if len(b)-at >= 5 {
+			p := b[at : at+5 : at+5]
+			c := p[0]
+			if wide := uint(c - 0xcd); wide <= 1 {
+				out[i] = binary.BigEndian.Uint32(p[1:]) >> (16 - 16*wide)
+				at += 3 + 2*int(wide)
+				continue
+			}
+			if c <= 0x7f {
+				out[i] = uint32(c)
+				at++
+				continue
+			}
+		}
+		r.at = at
+		v := r.Uint32()
+		if r.err != nil {
+			return dst[:from+i]
+		}
+		out[i] = v
+		at = r.at
+	}
+	r.at = at
+	return dst[:from+n]
 }
 
 // Int reads an integer that fits int64.
@@ -343,15 +374,23 @@ func (r *Reader) fits(n, size uint64) int {
 
 // Skip moves behind the next value, whatever it is. It does not recurse.
 func (r *Reader) Skip() {
+	if n := r.skipHead(); n > 0 {
+		r.skipInside(n)
+	}
+}
+
+// skipInside moves behind the n values of an array or a map.
+func (r *Reader) skipInside(n int) {
 	var left [MaxDepth]int // values still to skip on each open level
-	depth := 0
-	left[0] = 1
-	for r.err == nil {
-		for left[depth] == 0 {
-			if depth == 0 {
-				return
-			}
+	left[1] = n
+	for depth := 1; depth > 0 && r.err == nil; {
+		for left[depth] > 0 && r.at < len(r.b) && isByte(r.b[r.at]) {
+			r.at++
+			left[depth]--
+		}
+		if left[depth] == 0 {
 			depth--
+			continue
 		}
 		left[depth]--
 		n := r.skipHead()
@@ -364,6 +403,11 @@ func (r *Reader) Skip() {
 		}
 		left[depth] = n
 	}
+}
+
+// isByte reports whether a value that starts with c has no other byte.
+func isByte(c byte) bool {
+	return c <= 0x7f || c >= 0xe0 || c == 0xc0 || c == 0xc2 || c == 0xc3
 }
 
 // skipHead moves behind a scalar, or into a container and returns how many
