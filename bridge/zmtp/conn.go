@@ -61,7 +61,7 @@ func dial(ctx context.Context, network, address string, t SocketType, opts *Opti
 	nc, err := d.DialContext(ctx, network, address)
 	if err != nil {
 		if ctx.Err() != nil {
-			err = fmt.Errorf("dial %s: %w", address, context.Cause(ctx))
+			err = fmt.Errorf("dial %s: %w", address, ended(ctx))
 		}
 		return nil, fmt.Errorf("zmtp: %w", err)
 	}
@@ -88,13 +88,22 @@ func open(ctx context.Context, nc net.Conn, peer string, t SocketType, opts *Opt
 	err := c.handshake()
 	stop()
 	if ctx.Err() != nil {
-		err = context.Cause(ctx)
+		err = ended(ctx)
 	}
 	if err != nil {
 		c.Close()
 		return nil, fmt.Errorf("zmtp: handshake with %s: %w", peer, err)
 	}
 	return c, nil
+}
+
+// ended returns why ctx has ended: the caller's reason, or the timeout of the
+// handshake.
+func ended(ctx context.Context) error {
+	if err := context.Cause(ctx); err == ErrHandshakeTimeout {
+		return err
+	}
+	return ctx.Err()
 }
 
 // onDone runs f when ctx ends before stop is called. stop waits for a running

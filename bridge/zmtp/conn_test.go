@@ -48,14 +48,14 @@ var badHandshakes = []badPeer{
 	{"no ready", send(greeting(1)), ErrHandshakeTimeout},
 	{"wrong socket", send(greeting(1), ready("SUB")), ErrSocketType},
 	{"no socket", send(greeting(1), appendCommand(nil, "READY")), ErrReady},
-	{"empty property name", send(greeting(1), appendCommand(nil, "READY", make([]byte, 9))), ErrReady},
+	{"empty property name", send(greeting(1), appendCommand(nil, "READY", make([]byte, 5), ready("PUB")[8:])), ErrReady},
 	{"property cut in name", send(greeting(1), appendCommand(nil, "READY", []byte("\x0bSock"))), ErrReady},
 	{"property cut in length", send(greeting(1), appendCommand(nil, "READY", []byte("\x01A\x00\x00"))), ErrReady},
 	{"property of 4 GB", send(greeting(1), appendCommand(nil, "READY", []byte("\x01A\xff\xff\xff\xffPUB"))), ErrReady},
 	{"message for ready", send(greeting(1), message("READY")), ErrReady},
 	{"ping for ready", send(greeting(1), appendCommand(nil, "PING", []byte{0, 0})), ErrReady},
 	{"command without name", send(greeting(1), []byte{flagCommand, 0}), ErrCommand},
-	{"name longer than command", send(greeting(1), []byte{flagCommand, 3, 5, 'R', 'E'}), ErrCommand},
+	{"name longer than command", send(greeting(1), []byte{flagCommand, 3, 3, 'R', 'E'}), ErrCommand},
 	{"huge ready", send(greeting(1), []byte{flagCommand | flagLong, 0, 0, 0, 1, 0, 0, 0, 0}), ErrCommand},
 	{"ready without end", func(c net.Conn) {
 		c.Write(append(append(greeting(1), appendHeader(nil, flagCommand, 60_000)...), "\x05READY"...))
@@ -348,16 +348,13 @@ func TestPieces(t *testing.T) {
 // Memory follows the bytes that came, goes back when it isn't used, and no view
 // of a message is ever in a buffer that isn't.
 func TestBuffer(t *testing.T) {
-	step := make(chan []byte)
-	s := newServer(t, afterShake(nil, func(c net.Conn) {
-		for b := range step {
-			c.Write(b)
-		}
-	}))
+	peer := make(chan net.Conn, 1)
+	s := newServer(t, afterShake(nil, func(c net.Conn) { peer <- c; stay(c) }))
 	opts := quick()
 	opts.HeartbeatInterval, opts.HeartbeatTimeout = 20*time.Millisecond, 10*time.Second
 	c := dialPeer(t, s, opts)
 	c.Subscribe(nil)
+	engine := <-peer
 	var m Message
 	wait := func() error {
 		c.SetDeadline(time.Now().Add(50 * time.Millisecond))
@@ -365,29 +362,22 @@ func TestBuffer(t *testing.T) {
 	}
 	recv := func() {
 		t.Helper()
-		c.SetDeadline(time.Time{})
+		c.SetDeadline(time.Now().Add(20 * time.Second))
 		if err := c.Recv(&m); err != nil {
 			t.Fatal(err)
 		}
 	}
 
-	step <- appendHeader(nil, flagMore, 60<<20)
+	engine.Write(appendHeader(nil, flagMore, 60<<20))
 	if err := wait(); err != os.ErrDeadlineExceeded || len(c.in.buf) > bufMin {
 		t.Fatalf("60 MB announced: %v, buffer of %d bytes", err, len(c.in.buf))
 	}
-	for range 16 {
-		step <- make([]byte, 64<<10)
-	}
+	go engine.Write(make([]byte, 1<<20))
 	eventually(t, "1 MB read", func() bool { wait(); return len(c.in.buffered()) > 1<<20 })
 	if n := len(c.in.buf); n > 3<<20 {
 		t.Fatalf("1 MB of 60 sent: buffer of %d bytes", n)
 	}
-	go func() {
-		for range 59 * 16 {
-			step <- make([]byte, 64<<10)
-		}
-		step <- message("last")
-	}()
+	go engine.Write(append(make([]byte, 59<<20), message("last")...))
 	recv()
 	if len(m.Frames) != 2 || len(m.Frames[0]) != 60<<20 || string(m.Frames[1]) != "last" {
 		t.Fatal("60 MB frame is wrong")
@@ -396,13 +386,17 @@ func TestBuffer(t *testing.T) {
 		t.Errorf("60 MB message: buffer of %d bytes", n)
 	}
 
-	step <- message("small")
+	engine.Write(message("small"))
 	recv()
 	if n := len(c.in.buf); n > bufLoad {
 		t.Errorf("behind a large message: buffer of %d bytes", n)
 	}
+	if m.Frames[:2][1] != nil {
+		t.Error("a frame of the large message is kept")
+	}
 
-	step <- repeat(message("kv", string(make([]byte, 1000))), 1000)
+	load := repeat(message("kv", string(make([]byte, 1000))), 1000)
+	go engine.Write(load)
 	for range 1000 {
 		recv()
 	}
@@ -410,18 +404,20 @@ func TestBuffer(t *testing.T) {
 		t.Errorf("under load: buffer of %d bytes", n)
 	}
 	for range 6 * shrinkEvery {
-		step <- message("kv", "small")
+		engine.Write(message("kv", "small"))
 		recv()
 	}
 	if n := len(c.in.buf); n != bufMin {
 		t.Errorf("after many small messages: buffer of %d bytes", n)
 	}
-	step <- repeat(message("kv", string(make([]byte, 1000))), 1000)
+	go engine.Write(load)
 	for range 1000 {
 		recv()
 	}
+	if n := len(c.in.buf); n != bufLoad {
+		t.Errorf("under load again: buffer of %d bytes", n)
+	}
 	eventually(t, "the buffer of an idle connection shrinks", func() bool { wait(); return len(c.in.buf) == bufMin })
-	close(step)
 }
 
 func TestDeadline(t *testing.T) {
@@ -449,6 +445,24 @@ func TestDeadline(t *testing.T) {
 	c.SetDeadline(time.Unix(1, 0))
 	if err := c.Recv(&m); err != os.ErrDeadlineExceeded {
 		t.Fatalf("past deadline: got %v", err)
+	}
+
+	// A later deadline must not stand in the way of an earlier one.
+	s.become(afterShake(message("kv"), stay))
+	c = dialPeer(t, s, quick())
+	c.Subscribe(nil)
+	if err := c.Recv(&m); err != nil {
+		t.Fatal(err)
+	}
+	watchdog := time.AfterFunc(10*time.Second, func() { c.Close() })
+	defer watchdog.Stop()
+	c.SetDeadline(time.Now().Add(time.Hour))
+	if err := c.arm(time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	c.SetDeadline(time.Now().Add(20 * time.Millisecond))
+	if err := c.Recv(&m); err != os.ErrDeadlineExceeded {
+		t.Fatalf("got %v", err)
 	}
 }
 
@@ -518,6 +532,28 @@ func TestHeartbeat(t *testing.T) {
 		eventually(t, "end", func() bool { return wrote.Load() > 0 })
 		if n := wrote.Load() - 1; n != 0 {
 			t.Errorf("a 3.0 peer was sent %d bytes", n)
+		}
+	})
+	t.Run("late reader, asked before", func(t *testing.T) {
+		// The answer to a PING came in time, but nobody read it in time.
+		s := newServer(t, afterShake(nil, func(c net.Conn) {
+			if _, _, err := readFrame(c); err == nil {
+				c.Write(appendCommand(message("1"), "PONG"))
+			}
+			stay(c)
+		}))
+		c := dialPeer(t, s, opts)
+		c.Subscribe(nil)
+		for c.in.pinged.IsZero() {
+			c.SetDeadline(time.Now().Add(time.Millisecond))
+			if err := c.Recv(&Message{}); err != os.ErrDeadlineExceeded {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(300 * time.Millisecond)
+		c.SetDeadline(time.Time{})
+		if err := c.Recv(&Message{}); err != nil {
+			t.Fatal(err)
 		}
 	})
 	t.Run("late reader", func(t *testing.T) {
@@ -631,6 +667,28 @@ func TestSubscribe(t *testing.T) {
 			t.Errorf("3.%d, topic of %d: got %02x %q", tc.minor, len(tc.topic), f.flags, f.body)
 		}
 	}
+}
+
+// stop of onDone waits for what has begun.
+func TestOnDone(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var done atomic.Bool
+	began := make(chan bool)
+	stop := onDone(ctx, func() {
+		close(began)
+		time.Sleep(50 * time.Millisecond)
+		done.Store(true)
+	})
+	cancel()
+	<-began
+	stop()
+	if !done.Load() {
+		t.Error("still running")
+	}
+
+	ctx, cancel = context.WithCancel(context.Background())
+	onDone(ctx, func() { t.Error("called after stop") })()
+	cancel()
 }
 
 // Close and cancel end whatever is under way, from another goroutine, at every

@@ -24,7 +24,8 @@ var (
 	ErrHandshakeTimeout = errors.New("zmtp: handshake timed out")
 )
 
-// Errors of Recv. Each of them ends the connection.
+// Errors of Recv. Each of them ends the connection. ErrFlags and ErrCommand can
+// come from the handshake, too.
 var (
 	// ErrFlags: a frame with reserved flags, or a command that claims to be
 	// continued.

@@ -89,7 +89,7 @@ func TestFault03KeepaliveExpires(t *testing.T) {
 	}
 	c := dialPeer(t, s, quick())
 	c.nc = timedOut{c.nc}
-	sub.serve(context.Background(), c, nil)
+	sub.serve(context.Background(), c, func() {})
 	if !h.lost(is(syscall.ETIMEDOUT))() {
 		t.Errorf("errors %v", h.errs())
 	}

@@ -347,13 +347,15 @@ func runSub(t testing.TB, s *Sub) (stop func()) {
 	return stop
 }
 
-// dialPeer dials as SUB.
+// dialPeer dials as SUB. Nothing is waited for longer than 20 s, unless the test
+// sets another deadline.
 func dialPeer(t testing.TB, s *server, opts Options) *Conn {
 	t.Helper()
 	c, err := Dial(context.Background(), s.network, s.addr, SUB, opts)
 	if err != nil {
 		t.Fatal(err)
 	}
+	c.SetDeadline(time.Now().Add(20 * time.Second))
 	t.Cleanup(func() { c.Close() })
 	return c
 }

@@ -30,11 +30,12 @@ type acceptor struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
-	busy  atomic.Bool   // there is a publisher, handed over or being read from
-	slots chan struct{} // one taken by each handshake
-	peers chan *Conn    // at most one: the sender has set busy
-	notes chan note
-	broke chan error // the listener
+	busy    atomic.Bool   // there is a publisher, handed over or being read from
+	slots   chan struct{} // one taken by each handshake
+	peers   chan *Conn    // at most one: the sender has set busy
+	notes   chan note
+	broke   chan error           // the listener
+	current atomic.Pointer[Conn] // being read from by the goroutine of Run
 }
 
 // note is something to tell the handler.
@@ -74,10 +75,9 @@ func (s *Sub) listenOnce(ctx context.Context) time.Duration {
 			s.h.Disconnected(fmt.Errorf("zmtp: %w", err))
 			return time.Since(start)
 		case c := <-a.peers:
-			s.current.Store(c)
-			a.tellAll() // notes that came before current was set
+			a.current.Store(c)
 			s.serve(ctx, c, a.tellAll)
-			s.current.Store(nil)
+			a.current.Store(nil)
 			a.busy.Store(false)
 		}
 	}
@@ -158,7 +158,7 @@ func (a *acceptor) post(n note) {
 	default:
 		a.s.log.Debug("zmtp: not reported", "address", a.s.address, "refused", n.refused, "err", n.err)
 	}
-	if c := a.s.current.Load(); c != nil {
+	if c := a.current.Load(); c != nil {
 		c.interrupt()
 	}
 }

@@ -2,10 +2,12 @@ package zmtp
 
 import (
 	"context"
+	"io"
 	"net"
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -121,6 +123,63 @@ func TestBindHostilePeers(t *testing.T) {
 			wg.Go(func() { connect(t, "tcp", addr, publisher(0, "kv", "payload")) })
 			eventually(t, "proper publisher read from", h.got("kv", "payload"))
 		})
+	}
+}
+
+// Nor do they while they are still being waited for.
+func TestBindSilentPeers(t *testing.T) {
+	addr := freeAddr(t)
+	opts := quick()
+	opts.HandshakeTimeout = time.Hour
+	var h recorder
+	stop := run(t, "tcp", addr, true, opts, &h)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer stop()
+	var greeted atomic.Int64
+	for range handshakes - 1 {
+		wg.Go(func() {
+			connect(t, "tcp", addr, func(c net.Conn) {
+				io.ReadFull(c, make([]byte, greetingLen))
+				greeted.Add(1)
+				stay(c)
+			})
+		})
+	}
+	eventually(t, "all places but one are taken", func() bool { return greeted.Load() == handshakes-1 })
+	wg.Go(func() { connect(t, "tcp", addr, publisher(1, "kv")) })
+	eventually(t, "publisher read from", h.got("kv"))
+}
+
+// Who was turned away before the publisher is read from is reported, too.
+func TestServeReportsOthers(t *testing.T) {
+	s := newServer(t, afterShake(nil, cut))
+	var h recorder
+	sub, err := NewSub("tcp", s.addr, true, nil, quick(), &h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &acceptor{s: sub, notes: make(chan note, 2)}
+	a.post(note{refused: "early"})
+	sub.serve(context.Background(), dialPeer(t, s, quick()), a.tellAll)
+	if len(h.refused) != 1 || len(h.connected) != 1 || len(h.disconnected) != 1 {
+		t.Errorf("refused %v, connected %v, disconnected %v", h.refused, h.connected, h.disconnected)
+	}
+}
+
+// A publisher that was handed over and never read from is closed at the end.
+func TestStopClosesPeer(t *testing.T) {
+	s := newServer(t, publisher(1, "kv"))
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := dialPeer(t, s, quick())
+	a := &acceptor{ln: ln, cancel: func() {}, peers: make(chan *Conn, 1)}
+	a.peers <- c
+	a.stop()
+	if !c.closed.Load() {
+		t.Error("connection is open")
 	}
 }
 
@@ -249,6 +308,9 @@ func TestRunEndsAnywhere(t *testing.T) {
 					t.Fatalf("Run returned %v", err)
 				}
 				wg.Wait()
+				if n := countFDs(t); tc.bind && n > fds {
+					t.Fatalf("descriptors: %d, then %d", fds, n)
+				}
 				if open := len(h.connected); open > 1 || open == 1 && len(h.disconnected) == 0 {
 					t.Fatalf("connected %v, disconnected %v", h.connected, h.disconnected)
 				}

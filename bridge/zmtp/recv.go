@@ -188,8 +188,11 @@ func (c *Conn) fill(missing int) error {
 			if err := c.idle(); err != nil {
 				return err
 			}
-		case err == io.EOF && (len(in.buffered()) > 0 || len(in.parts) > 0):
-			return fmt.Errorf("zmtp: read: %w", io.ErrUnexpectedEOF)
+		case err == io.EOF:
+			if len(in.buffered()) > 0 || len(in.parts) > 0 {
+				err = io.ErrUnexpectedEOF
+			}
+			return fmt.Errorf("zmtp: read: %w", err)
 		case err != nil:
 			return fmt.Errorf("zmtp: %w", err)
 		}

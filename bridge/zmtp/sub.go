@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
-	"sync/atomic"
 	"time"
 )
 
@@ -35,8 +34,7 @@ type Sub struct {
 	h                Handler
 	log              *slog.Logger
 
-	msg     Message
-	current atomic.Pointer[Conn] // being read from, in bind mode
+	msg Message
 }
 
 // NewSub returns a subscription to everything under topic. It dials address,
@@ -90,13 +88,13 @@ func (s *Sub) dialOnce(ctx context.Context) time.Duration {
 		return 0
 	}
 	start := time.Now()
-	s.serve(ctx, c, nil)
+	s.serve(ctx, c, func() {})
 	return time.Since(start)
 }
 
-// serve subscribes and reads until the connection ends. interrupted is called
-// in between when the connection was interrupted.
-func (s *Sub) serve(ctx context.Context, c *Conn, interrupted func()) {
+// serve subscribes and reads until the connection ends. others is called in
+// between, at the start and whenever the connection was interrupted.
+func (s *Sub) serve(ctx context.Context, c *Conn, others func()) {
 	stop := onDone(ctx, func() { c.Close() })
 	defer stop()
 	defer c.Close()
@@ -107,13 +105,14 @@ func (s *Sub) serve(ctx context.Context, c *Conn, interrupted func()) {
 		return
 	}
 	s.h.Connected(c.Peer())
+	others()
 	for {
 		err := c.Recv(&s.msg)
 		switch {
 		case err == nil:
 			s.h.Message(s.msg.Frames)
 		case err == errInterrupted:
-			interrupted()
+			others()
 		case ctx.Err() != nil:
 			s.h.Disconnected(ctx.Err())
 			return
