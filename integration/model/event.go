@@ -78,6 +78,9 @@ func (h Hash) Value() any {
 	return nil
 }
 
+// Bits returns the pattern of an integer hash, false if h is none.
+func (h Hash) Bits() (bits uint64, ok bool) { return h.bits, h.kind == intHash }
+
 // String returns a readable form for test failures.
 func (h Hash) String() string {
 	if h.kind == bytesHash {
