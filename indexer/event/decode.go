@@ -112,7 +112,7 @@ func (d *Decoder) op() bool {
 
 // opFields holds the least number of elements of an operation, by kind; 0 for a
 // kind that does not exist.
-var opFields = [...]int{0, 8, 6, 3, 2, 4, 1, 5, 1, 6, 7, 3, 2, 6, 3, 0}
+var opFields = [...]int{0, 9, 6, 3, 2, 4, 1, 5, 1, 6, 7, 3, 2, 7, 3, 0}
 
 // fields reads what follows the kind, and returns how many elements of the
 // operation have been read in all.
@@ -155,7 +155,7 @@ func (d *Decoder) fields(kind OpKind, n int) int {
 	case OpParked:
 		d.place()
 		op.Group = d.group()
-		op.ParentName = readEngineHash(r)
+		op.ParentName, op.HasParentName = readEngineHash(r), true
 		op.Locals = d.packed()
 		op.Engine = d.engine()
 		d.covers(&op.Run)
@@ -200,6 +200,9 @@ func (d *Decoder) run(run *Run) {
 	run.Locals = d.packed()
 	run.Engine = d.engine()
 	run.Group = d.group()
+	if !r.Nil() {
+		run.ParentName, run.HasParentName = readEngineHash(r), true
+	}
 	d.covers(run)
 }
 
@@ -223,13 +226,13 @@ func (d *Decoder) checkpoint(runs int) {
 	d.runs = d.runs[:0]
 	for range runs {
 		n := d.r.Array()
-		if n < 5 {
+		if n < 6 {
 			d.r.Fail(mpack.ErrType)
 			return
 		}
 		var run Run
 		d.run(&run)
-		for range n - 5 {
+		for range n - 6 {
 			d.r.Skip()
 		}
 		d.runs = append(d.runs, run)

@@ -12,9 +12,9 @@ const recordLen = 8
 // HeaderRoom is how many bytes AppendRecord adds to the operations at most.
 const HeaderRoom = 64
 
-// AppendRecord appends a record to b: the header, and ops, which holds count
-// operations as the other Append functions write them.
-func AppendRecord(b []byte, h Header, count int, ops []byte) []byte {
+// AppendRecord appends a record to b: the header, and ops, which together hold
+// count operations as the other Append functions write them.
+func AppendRecord(b []byte, h Header, count int, ops ...[]byte) []byte {
 	b = mpack.AppendArray(b, recordLen)
 	b = mpack.AppendUint(b, Version)
 	b = mpack.AppendUint(b, h.Incarnation)
@@ -27,7 +27,9 @@ func AppendRecord(b []byte, h Header, count int, ops []byte) []byte {
 	}
 	b = mpack.AppendFloat64(b, h.TS)
 	b = mpack.AppendArray(b, count)
-	b = append(b, ops...)
+	for _, o := range ops {
+		b = append(b, o...)
+	}
 	b = mpack.AppendUint(b, h.Fingerprint)
 	return mpack.AppendBool(b, h.Partial)
 }
@@ -35,7 +37,7 @@ func AppendRecord(b []byte, h Header, count int, ops []byte) []byte {
 // AppendStored appends an OpStored. len(engine) divides len(run.Locals), or is
 // 0; run.Engine is not used.
 func AppendStored(b []byte, tier Tier, owner string, run Run, engine []EngineHash) []byte {
-	b = appendHead(b, 8, OpStored)
+	b = appendHead(b, 9, OpStored)
 	b = appendPlace(b, tier, owner)
 	return appendRun(b, run, engine)
 }
@@ -96,7 +98,7 @@ func AppendCheckpoint(b []byte, chunk, chunks int, tier Tier, owner string, runs
 
 // AppendRun appends one run of a checkpoint.
 func AppendRun(b []byte, run Run, engine []EngineHash) []byte {
-	return appendRun(mpack.AppendArray(b, 5), run, engine)
+	return appendRun(mpack.AppendArray(b, 6), run, engine)
 }
 
 // AppendRetired appends an OpRetired.
@@ -138,7 +140,7 @@ func AppendPublisher(b, id []byte) []byte {
 
 // AppendKnown appends an OpKnown.
 func AppendKnown(b []byte, run Run, engine []EngineHash) []byte {
-	return appendRun(appendHead(b, 6, OpKnown), run, engine)
+	return appendRun(appendHead(b, 7, OpKnown), run, engine)
 }
 
 // AppendGaps appends an OpGaps: how many gaps there were in this incarnation,
@@ -165,7 +167,11 @@ func appendRun(b []byte, run Run, engine []EngineHash) []byte {
 	b = mpack.AppendUint(b, uint64(run.Base))
 	b = appendHashes(b, run.Locals)
 	b = appendEngine(b, engine)
-	return appendGroup(b, run.Group)
+	b = appendGroup(b, run.Group)
+	if !run.HasParentName {
+		return mpack.AppendNil(b)
+	}
+	return appendEngineHash(b, run.ParentName)
 }
 
 func appendHashes(b []byte, hashes []uint64) []byte {

@@ -13,4 +13,9 @@ var (
 	// ErrWorker: a worker's registration is not valid. The text names the
 	// field and says what would do.
 	ErrWorker = errors.New("invalid worker")
+	// ErrConflict: a registration contradicts what is registered. The text
+	// says how.
+	ErrConflict = errors.New("conflict")
+	// ErrNotRegistered: there is no such worker.
+	ErrNotRegistered = errors.New("not registered")
 )

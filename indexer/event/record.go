@@ -16,14 +16,14 @@ type Header struct {
 	// Incarnation is the life of the engine that the record is about. It
 	// grows with every life.
 	Incarnation uint64
-	// First and Last are the engine's batch numbers: the first batch that the
-	// record has anything of, and the last one that is complete with it. They
-	// are valid if Batches is set; a record about no batch has neither. A
-	// record with nothing but a part of batch n has First n and Last n-1.
+	// First and Last are numbers that the engine gave its batches: the first
+	// batch that the record has anything of, and the last one that is complete
+	// with this record or was so before; in that case First is greater. They
+	// are valid if Batches is set: no batch is complete before the first one.
 	First, Last uint64
 	Batches     bool
-	// Partial says that the record ends inside batch Last+1, which the next
-	// record of the subject goes on with.
+	// Partial says that the record ends inside a batch, which the next record
+	// of the subject goes on with.
 	Partial bool
 	// TS is when the engine made the last batch, in seconds since 1970.
 	TS float64
@@ -142,6 +142,10 @@ type Run struct {
 	Engine EngineHashes
 	// Group is the KV cache group that the copies belong to.
 	Group Group
+	// ParentName is the engine's name for the block before the first one. It
+	// is there only if several engine blocks have that index block.
+	ParentName    EngineHash
+	HasParentName bool
 }
 
 // Op is one operation. Which fields have a meaning depends on Kind.

@@ -87,6 +87,9 @@ func randomRun(rng *rand.Rand) (Run, []EngineHash) {
 	} else {
 		run.Parent = rng.Uint64()
 	}
+	if rng.IntN(4) == 0 {
+		run.ParentName, run.HasParentName = randomEngine(rng, 1)[0], true
+	}
 	return run, randomEngine(rng, n)
 }
 
@@ -141,7 +144,7 @@ func randomOp(rng *rand.Rand, kind OpKind) ([]byte, plainOp) {
 		return AppendCopies(nil, tier, owner, op.Group, op.Engine, op.Counts), op
 	case OpParked:
 		op.Tier, op.Owner, op.Group = tier, owner, randomGroup(rng)
-		op.ParentName = randomEngine(rng, 1)[0]
+		op.ParentName, op.HasParentName = randomEngine(rng, 1)[0], true
 		op.Engine = randomEngine(rng, 1+rng.IntN(9))
 		op.Locals = randomHashes(rng, len(op.Engine)*(1+rng.IntN(3)))
 		return AppendParked(nil, tier, owner, op.Group, op.ParentName, op.Locals, op.Engine), op
