@@ -1,0 +1,374 @@
+// Package bridge is the edge of the mesh: it dials each engine once, puts the
+// stream of its KV-cache events in order, has what is missing sent again, turns
+// it into engine-neutral records, and writes those to the log, one subject per
+// worker rank.
+//
+// A Bridge is told by Set which workers there are. Each gets a listener, which
+// reads the engine, and a lane, which publishes. A Bridge keeps nothing on disk:
+// it reads its own records back when it starts.
+package bridge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nuid"
+
+	"github.com/kvmesh/kvmesh/indexer/event"
+)
+
+// Bridge reads engines and writes the log.
+type Bridge struct {
+	cfg     Config
+	nc      *nats.Conn
+	js      jetstream.JetStream
+	log     *slog.Logger
+	metrics *metrics
+	session string        // sets this Bridge's message ids apart
+	repairs chan struct{} // one token a replay request
+
+	mu     sync.Mutex
+	slots  map[event.Source]*slot
+	strays map[event.Source]*listener // sources without a worker, by who writes them
+	done   context.Context            // of Run; nil before
+	tasks  sync.WaitGroup
+
+	statusMu   sync.Mutex
+	statusTold map[string]event.ListenerStatus // what was published last
+	statusFull time.Time                       // when all of it was
+}
+
+// slot is the place of one worker rank: whatever becomes of the worker, at most
+// one listener at a time reads it.
+type slot struct {
+	b      *Bridge
+	source event.Source
+	change chan struct{}
+
+	mu       sync.Mutex
+	want     *event.Worker // nil: the worker is gone
+	listener *listener     // nil: none is up
+	err      error         // why not
+}
+
+// New returns a Bridge over a NATS connection. Run runs it.
+func New(nc *nats.Conn, js jetstream.JetStream, cfg Config, opts Options) (*Bridge, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	opts = opts.withDefaults()
+	m, err := newMetrics(opts.Meter)
+	if err != nil {
+		return nil, err
+	}
+	return &Bridge{
+		cfg:     cfg,
+		nc:      nc,
+		js:      js,
+		log:     opts.Logger,
+		metrics: m,
+		session: nuid.Next() + ".",
+		repairs: make(chan struct{}, cfg.Repairs),
+		slots:   map[event.Source]*slot{},
+		strays:  map[event.Source]*listener{},
+	}, nil
+}
+
+// Run reads engines until ctx ends. Then it writes what it has not written yet,
+// for no longer than the stop timeout, and returns nil. It returns an error only
+// if it can't begin.
+func (b *Bridge) Run(ctx context.Context) error {
+	requests, err := b.nc.Subscribe(event.CheckpointSubject(">"), b.checkpointAsked)
+	if err != nil {
+		return fmt.Errorf("bridge: subscribe to checkpoint requests: %w", err)
+	}
+	defer requests.Unsubscribe()
+	statuses, err := b.nc.Subscribe(event.StatusRequestSubject, func(*nats.Msg) { b.publishStatus(true) })
+	if err != nil {
+		return fmt.Errorf("bridge: subscribe to status requests: %w", err)
+	}
+	defer statuses.Unsubscribe()
+	b.mu.Lock()
+	b.done = ctx
+	for _, s := range b.slots {
+		b.start(s)
+	}
+	b.mu.Unlock()
+	ticker := time.NewTicker(statusInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case now := <-ticker.C:
+			b.publishStatus(false)
+			for _, l := range b.listeners() {
+				l.probeIfIdle(now)
+			}
+		case <-ctx.Done():
+			b.tasks.Wait()
+			b.publishStatus(false)
+			return nil
+		}
+	}
+}
+
+// Set says that a worker is there, new or changed.
+func (b *Bridge) Set(w event.Worker) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := b.slots[w.Source]
+	if s == nil {
+		s = &slot{b: b, source: w.Source, change: make(chan struct{}, 1)}
+		b.slots[w.Source] = s
+		if b.done != nil {
+			b.start(s)
+		}
+	}
+	if l := b.strays[w.Source]; l != nil {
+		l.cancel(errRankRegistered) // it starts again without this rank
+	}
+	s.set(&w)
+}
+
+// Remove says that a worker is gone. Its source is retired.
+func (b *Bridge) Remove(source event.Source) {
+	b.mu.Lock()
+	s := b.slots[source]
+	b.mu.Unlock()
+	if s != nil {
+		s.set(nil)
+	}
+}
+
+func (b *Bridge) start(s *slot) {
+	b.tasks.Add(1)
+	go func() {
+		defer b.tasks.Done()
+		s.run(b.done)
+	}()
+}
+
+// listeners returns those that are up.
+func (b *Bridge) listeners() []*listener {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	out := make([]*listener, 0, len(b.slots))
+	for _, s := range b.slots {
+		s.mu.Lock()
+		if s.listener != nil {
+			out = append(out, s.listener)
+		}
+		s.mu.Unlock()
+	}
+	return out
+}
+
+// checkpointAsked handles a request for a checkpoint of a source: somebody found
+// a digest that differs, or a part of the log that only this source still
+// needs.
+func (b *Bridge) checkpointAsked(msg *nats.Msg) {
+	key := strings.TrimPrefix(msg.Subject, event.CheckpointSubject(""))
+	source, err := event.ParseKey(key)
+	if err != nil {
+		b.log.Warn("checkpoint request for nobody", "subject", msg.Subject)
+		return
+	}
+	before := event.ParseCheckpointRequest(msg.Data)
+	for _, l := range b.listeners() {
+		if l.worker.Partition() == source.Partition() && l.worker.Instance == source.Instance {
+			l.askCheckpoint(source, before)
+		}
+	}
+}
+
+// -- slots --------------------------------------------------------------------
+
+func (s *slot) set(w *event.Worker) {
+	s.mu.Lock()
+	s.want = w
+	s.mu.Unlock()
+	select {
+	case s.change <- struct{}{}:
+	default:
+	}
+}
+
+func (s *slot) wanted() *event.Worker {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.want
+}
+
+func (s *slot) show(l *listener, err error) {
+	s.mu.Lock()
+	s.listener, s.err = l, err
+	s.mu.Unlock()
+}
+
+// run keeps the listener of the worker that is wanted up, one after the other.
+func (s *slot) run(ctx context.Context) {
+	backoff := time.Second
+	for ctx.Err() == nil {
+		w := s.wanted()
+		if w == nil {
+			if s.forgotten() {
+				return
+			}
+			continue
+		}
+		began := time.Now()
+		err := s.listen(ctx, *w)
+		s.show(nil, err)
+		if err == nil {
+			continue
+		}
+		if time.Since(began) > time.Minute {
+			backoff = time.Second
+		}
+		s.b.log.Warn("listener stopped", "instance", s.source.Instance, "rank", s.source.Rank, "error", err, "again_in", backoff)
+		select {
+		case <-time.After(backoff):
+		case <-s.change:
+		case <-ctx.Done():
+		}
+		backoff = min(2*backoff, 30*time.Second)
+	}
+}
+
+// forgotten takes the slot of a worker that is gone away, unless the worker came
+// back.
+func (s *slot) forgotten() bool {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.want != nil {
+		return false
+	}
+	delete(s.b.slots, s.source)
+	return true
+}
+
+// listen runs a listener until it is no longer wanted, or fails.
+func (s *slot) listen(ctx context.Context, w event.Worker) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	l := newListener(ctx, cancel, s.b, w)
+	defer l.close()
+	if err := l.open(); err != nil {
+		return err
+	}
+	s.show(l, nil)
+	for ctx.Err() == nil {
+		select {
+		case <-s.change:
+			if now := s.wanted(); now == nil || !now.Equal(&w) {
+				l.retired.Store(now == nil)
+				cancel(errUnwanted)
+			}
+		case <-ctx.Done():
+		}
+	}
+	l.tasks.Wait()
+	if err := context.Cause(ctx); !errors.Is(err, errUnwanted) && !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+// Why a listener is ended.
+var (
+	// errUnwanted: its worker is gone or changed.
+	errUnwanted = errors.New("bridge: listener no longer wanted")
+	// errRankRegistered: a rank that its engine's batches named got a worker
+	// of its own.
+	errRankRegistered = errors.New("bridge: a rank that batches named was registered")
+)
+
+// -- what listeners and lanes share -------------------------------------------
+
+// mint returns a number for a new incarnation: greater than the one before, and
+// than any that another bridge minted earlier, unless clocks are wrong.
+func (b *Bridge) mint(before uint64) uint64 {
+	return max(before+1, uint64(time.Now().UnixMilli()))
+}
+
+// maxMessage returns how large a record may be.
+func (b *Bridge) maxMessage() int {
+	const headers = 2048 // message id, expectations, trace
+	return min(b.cfg.MaxMessage, int(b.nc.MaxPayload())-headers)
+}
+
+// enterRepair waits, and then for the right to make a replay request. It tells
+// whether that was given before ctx ended.
+func (b *Bridge) enterRepair(ctx context.Context, wait time.Duration) bool {
+	if wait > 0 {
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return false
+		}
+	}
+	select {
+	case b.repairs <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (b *Bridge) leaveRepair() { <-b.repairs }
+
+// ensureStream makes the stream of the log if it is not there.
+func (b *Bridge) ensureStream(ctx context.Context) error {
+	_, err := b.js.Stream(ctx, b.cfg.Stream)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		_, err = b.js.CreateStream(ctx, event.StreamConfig(b.cfg.Stream, b.cfg.Replicas))
+	}
+	return err
+}
+
+// lastMessage returns the last message of a subject; jetstream.ErrMsgNotFound
+// if it has none.
+func (b *Bridge) lastMessage(ctx context.Context, subject string) (*jetstream.RawStreamMsg, error) {
+	stream, err := b.js.Stream(ctx, b.cfg.Stream)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil, errors.Join(jetstream.ErrMsgNotFound, b.ensureStream(ctx))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return stream.GetLastMsgForSubject(ctx, subject)
+}
+
+// claim makes a listener the only one to write a source that no worker is
+// registered for. It tells whether that was possible.
+func (b *Bridge) claim(source event.Source, l *listener) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if s := b.slots[source]; s != nil {
+		return false
+	}
+	if owner := b.strays[source]; owner != nil && owner != l {
+		return false
+	}
+	b.strays[source] = l
+	return true
+}
+
+// release gives up what a listener has claimed.
+func (b *Bridge) release(l *listener) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for source, owner := range b.strays {
+		if owner == l {
+			delete(b.strays, source)
+		}
+	}
+}

@@ -1,0 +1,334 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+
+	"github.com/kvmesh/kvmesh/bridge/residency"
+	"github.com/kvmesh/kvmesh/indexer/event"
+)
+
+// lane is the way of one source into the log: its state, the operations that
+// JetStream has not acknowledged yet, and the goroutine that publishes them,
+// one record at a time. What comes while a record is in flight is joined into
+// the next one.
+//
+// A listener has a lane for its own rank, its home, and one for each other rank
+// that its engine's batches name. The records of the home lane carry the numbers
+// of all batches, and one is published only after what the batches meant for
+// other lanes: a bridge that starts again reads its place off the home lane.
+type lane struct {
+	l       *listener
+	source  event.Source
+	subject string
+	wake    chan struct{} // there may be something to publish
+
+	// Guarded by l.mu.
+	state   *residency.State
+	ops     residency.Ops // not taken by the publisher yet
+	marks   []mark        // where the batches in ops end
+	flying  int           // bytes in flight
+	first   uint64        // if flying > 0, lowest number of a batch in flight
+	sent    mark          // the last batch that was taken
+	touched bool          // the batch being applied has events for this lane
+	due     bool          // a checkpoint is asked for
+
+	checkpointAt uint64 // log sequence of the first chunk of the last checkpoint
+
+	// The publisher's own.
+	log    publication
+	digest []byte // scratch
+}
+
+// mark is where the operations of a batch end, or those of no batch, such as a
+// reset.
+type mark struct {
+	batch       bool
+	seq         uint64 // number of the batch
+	ts          float64
+	fingerprint uint64
+	ops         int // operations up to here
+	digests     event.Digests
+}
+
+// newLane returns the lane of a source with what the log says of it. Whoever
+// calls it starts run.
+func newLane(l *listener, source event.Source, p past) *lane {
+	n := &lane{
+		l:       l,
+		source:  source,
+		subject: source.Subject(),
+		wake:    make(chan struct{}, 1),
+		state:   p.state,
+		due:     p.dirty,
+		log:     publication{lastSeq: p.lastSeq, bytes: p.bytes, checkpointBytes: p.checkpointBytes},
+	}
+	if p.batches {
+		n.sent = mark{batch: true, seq: p.last, ts: p.ts, fingerprint: p.fingerprint}
+	}
+	if n.due {
+		n.signal()
+	}
+	return n
+}
+
+// mark ends the operations of a batch, or of none.
+func (n *lane) mark(m mark) {
+	m.ops, m.digests = n.ops.Len(), n.state.Digests()
+	n.marks = append(n.marks, m)
+	n.touched = false
+	n.signal()
+}
+
+// reset empties the source. What was not taken yet is void with it.
+func (n *lane) reset(reason string) {
+	n.state.Reset()
+	n.ops.Reset()
+	n.marks = n.marks[:0]
+	if reason != event.ReasonGap {
+		n.sent = mark{} // batch numbers start again
+	}
+	n.ops.Add(func(b []byte) []byte { return event.AppendReset(b, reason) })
+	n.mark(mark{})
+}
+
+func (n *lane) signal() {
+	select {
+	case n.wake <- struct{}{}:
+	default:
+	}
+}
+
+// backlog returns how many bytes wait for an acknowledgement.
+func (n *lane) backlog() int { return n.flying + len(n.ops.Buf) }
+
+// outstanding returns the lowest number of a batch that is not acknowledged.
+func (n *lane) outstanding() (seq uint64, ok bool) {
+	if n.flying > 0 {
+		return n.first, true
+	}
+	for _, m := range n.marks {
+		if m.batch {
+			return m.seq, true
+		}
+	}
+	return 0, false
+}
+
+// allowed returns how many marks may be published now: those of the home lane
+// wait for the other lanes.
+func (n *lane) allowed() int {
+	count := len(n.marks)
+	if n != n.l.home {
+		return count
+	}
+	for _, other := range n.l.lanes[1:] {
+		seq, ok := other.outstanding()
+		for i := 0; ok && i < count; i++ {
+			if n.marks[i].batch && n.marks[i].seq >= seq {
+				count = i
+			}
+		}
+	}
+	return count
+}
+
+// take takes as many operations out of the queue as fit a record of max bytes,
+// and returns the record, appended to b; nil if there is nothing to publish.
+func (n *lane) take(b []byte, max int) ([]byte, event.Header) {
+	n.l.mu.Lock()
+	defer n.l.mu.Unlock()
+	const digestRoom = 128
+	max -= event.HeaderRoom + digestRoom
+	allowed := n.allowed()
+	if allowed == 0 {
+		return nil, event.Header{}
+	}
+	first, _ := n.outstanding()
+	count := 0
+	for count < allowed && n.size(n.marks[count].ops) <= max {
+		count++
+	}
+	h := n.header(n.marks[:count])
+	ops := 1
+	if count > 0 {
+		last := &n.marks[count-1]
+		ops = last.ops
+		n.digest = event.AppendDigest(n.digest[:0], &last.digests)
+		b = event.AppendRecord(b, h, ops+1, n.ops.Buf[:n.size(ops)], n.digest)
+	} else { // the first batch alone is too much for one record
+		for ops < n.marks[0].ops-1 && n.size(ops+1) <= max {
+			ops++
+		}
+		h.Partial = true
+		b = event.AppendRecord(b, h, ops, n.ops.Buf[:n.size(ops)])
+	}
+	n.taken(ops, count, len(b), first)
+	return b, h
+}
+
+// size returns how many bytes the first operations of the queue take.
+func (n *lane) size(ops int) int {
+	if ops == 0 {
+		return 0
+	}
+	return n.ops.Ends[ops-1]
+}
+
+// header returns the header of a record that ends with the given marks.
+func (n *lane) header(marks []mark) event.Header {
+	first, found := uint64(0), false
+	for _, m := range marks {
+		if m.batch {
+			if !found {
+				first, found = m.seq, true
+			}
+			n.sent = m
+		}
+	}
+	h := event.Header{Incarnation: n.l.incarnation, TS: n.sent.ts, Fingerprint: n.sent.fingerprint}
+	if n.sent.batch {
+		h.Batches, h.First, h.Last = true, n.sent.seq+1, n.sent.seq
+	}
+	if found {
+		h.First = first
+	}
+	return h
+}
+
+// taken removes what a record has taken from the queue. first is the lowest
+// number of a batch that it has anything of.
+func (n *lane) taken(ops, marks, bytes int, first uint64) {
+	n.ops.Shift(ops)
+	n.marks = append(n.marks[:0], n.marks[marks:]...)
+	for i := range n.marks {
+		n.marks[i].ops -= ops
+	}
+	n.flying, n.first = bytes, first
+}
+
+// landed is called when nothing is in flight any more.
+func (n *lane) landed() {
+	n.l.mu.Lock()
+	n.flying = 0
+	home := n.l.home
+	n.l.roomMade()
+	n.l.mu.Unlock()
+	if n != home {
+		home.signal()
+	}
+}
+
+// run publishes until ctx ends, and then what is left until the Bridge's stop
+// timeout. It returns why it could not go on.
+func (n *lane) run(ctx context.Context) error {
+	for {
+		select {
+		case <-n.wake:
+		case <-ctx.Done():
+			return n.finish(ctx)
+		}
+		if err := n.flush(ctx); err != nil && ctx.Err() == nil {
+			return err
+		}
+	}
+}
+
+// finish publishes what is left when the listener stops, and leaves a
+// checkpoint, so that whoever starts next need not read the history. A worker
+// that is gone for good leaves only the word of it.
+func (n *lane) finish(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), n.l.b.cfg.StopTimeout)
+	defer cancel()
+	if n.l.retired.Load() {
+		return n.retire(ctx)
+	}
+	if err := n.flush(ctx); err != nil || n.log.bytes <= 2*n.log.checkpointBytes+4096 {
+		return err
+	}
+	return n.checkpoint(ctx)
+}
+
+// retire writes that the worker is gone.
+func (n *lane) retire(ctx context.Context) error {
+	if err := n.settle(ctx); err != nil && !errors.Is(err, errLogLost) {
+		return err
+	}
+	n.l.mu.Lock()
+	h := event.Header{Incarnation: n.l.incarnation}
+	n.l.mu.Unlock()
+	return n.publish(ctx, event.AppendRecord(n.log.record[:0], h, 1, event.AppendRetired(nil)), h)
+}
+
+// flush publishes all there is.
+func (n *lane) flush(ctx context.Context) error {
+	for {
+		more, err := n.step(ctx)
+		if errors.Is(err, errLogLost) {
+			more, err = true, nil
+		}
+		if err != nil || !more {
+			return err
+		}
+	}
+}
+
+// step publishes one record or one checkpoint, and tells whether there was one
+// to publish.
+func (n *lane) step(ctx context.Context) (more bool, err error) {
+	if err := n.settle(ctx); err != nil {
+		return false, err
+	}
+	if n.checkpointDue() {
+		return true, n.checkpoint(ctx)
+	}
+	record, h := n.take(n.log.record[:0], n.l.b.maxMessage())
+	if record == nil {
+		return false, nil
+	}
+	return true, n.publish(ctx, record, h)
+}
+
+// checkpointDue tells whether a checkpoint is to be written now.
+func (n *lane) checkpointDue() bool {
+	n.l.mu.Lock()
+	defer n.l.mu.Unlock()
+	if !n.due && n.log.bytes < max(n.l.b.cfg.CheckpointBytes, 4*n.log.checkpointBytes) {
+		return false
+	}
+	return n.allowed() == len(n.marks) // everything that was applied is in it
+}
+
+// checkpoint writes the whole state of the source. The operations that wait are
+// in it, so they need not be published.
+func (n *lane) checkpoint(ctx context.Context) error {
+	n.l.mu.Lock()
+	var tail residency.Ops
+	if n == n.l.home {
+		n.l.history(&tail)
+	}
+	chunks := n.state.Checkpoint(n.l.b.maxMessage()/2, &tail)
+	first, _ := n.outstanding()
+	h := n.header(n.marks)
+	n.taken(n.ops.Len(), len(n.marks), 1, first)
+	n.due = true // until it is written
+	n.l.mu.Unlock()
+
+	total, at := 0, uint64(0)
+	for i, c := range chunks {
+		record := event.AppendRecord(n.log.record[:0], h, c.Count, c.Ops)
+		total += len(record)
+		if err := n.publish(ctx, record, h); err != nil {
+			return err
+		}
+		if i == 0 {
+			at = n.log.lastSeq
+		}
+	}
+	n.log.bytes, n.log.checkpointBytes = total, total
+	n.l.mu.Lock()
+	n.due, n.checkpointAt = false, at
+	n.l.mu.Unlock()
+	n.l.b.metrics.checkpoints.Add(ctx, 1)
+	return nil
+}

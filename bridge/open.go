@@ -1,0 +1,215 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvmesh/kvmesh/bridge/engine"
+	"github.com/kvmesh/kvmesh/bridge/residency"
+	"github.com/kvmesh/kvmesh/bridge/zmtp"
+	"github.com/kvmesh/kvmesh/indexer/event"
+)
+
+// open reads back what the log says of the listener's sources, and begins to
+// read the engine and to publish.
+func (l *listener) open() error {
+	at, err := event.ParseEndpoint(l.worker.Endpoint)
+	if err != nil {
+		return err
+	}
+	sub, err := zmtp.NewSub(at.Network, at.Address, at.Bind, []byte(l.worker.Topic), l.b.cfg.ZMTP, l)
+	if err != nil {
+		return err
+	}
+	p, err := l.b.recall(l.ctx, l.worker.Source, l.newState)
+	if err != nil {
+		return err
+	}
+	home := newLane(l, l.worker.Source, p)
+	lanes := []*lane{home}
+	strays, err := l.strays()
+	if err != nil {
+		return err
+	}
+	for _, source := range strays {
+		other, err := l.b.recall(l.ctx, source, l.newState)
+		if err != nil {
+			return err
+		}
+		lanes = append(lanes, newLane(l, source, other))
+	}
+	l.begin(lanes, p)
+	for _, n := range lanes {
+		l.serve(n)
+	}
+	l.tasks.Go(func() { sub.Run(l.ctx) })
+	return nil
+}
+
+// close gives back what the listener holds. Its goroutines have ended.
+func (l *listener) close() { l.b.release(l) }
+
+// begin takes over what the log says, before anything comes from the engine.
+func (l *listener) begin(lanes []*lane, p past) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.home, l.lanes = lanes[0], lanes
+	l.incarnation = p.incarnation
+	if p.fresh {
+		l.incarnation = l.b.mint(p.incarnation)
+		for _, n := range lanes {
+			n.reset(event.ReasonNew)
+		}
+		return
+	}
+	if p.batches {
+		l.next = p.last + 1
+		l.recent.add(p.last, p.fingerprint)
+	}
+	l.publisher = p.publisher
+	l.account.gaps, l.account.lost, l.account.uncertain = p.gaps, p.lost, p.gaps > 0
+}
+
+// serve runs a lane's publisher. What ends it ends the listener.
+func (l *listener) serve(n *lane) {
+	l.tasks.Go(func() {
+		if err := n.run(l.ctx); err != nil {
+			l.cancel(err)
+		}
+	})
+}
+
+// newState returns an empty state for one of the listener's sources.
+func (l *listener) newState() *residency.State {
+	return residency.New(int(l.worker.BlockSize), l.clears(), l.b.cfg.Residency)
+}
+
+// strays returns the sources of the same instance that the log has records of,
+// and that no worker is registered for: ranks that the engine's batches named
+// when an earlier bridge read them. Each is for one listener only.
+func (l *listener) strays() ([]event.Source, error) {
+	pattern := strings.TrimSuffix(l.worker.Subject(), strconv.FormatUint(uint64(l.worker.Rank), 10)) + "*"
+	stream, err := l.b.js.Stream(l.ctx, l.b.cfg.Stream)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("sources of %s: %w", l.worker.Instance, err)
+	}
+	info, err := stream.Info(l.ctx, jetstream.WithSubjectFilter(pattern))
+	if err != nil {
+		return nil, fmt.Errorf("sources of %s: %w", l.worker.Instance, err)
+	}
+	var out []event.Source
+	for subject := range info.State.Subjects {
+		source, err := event.ParseSubject(subject)
+		if err == nil && source != l.worker.Source && l.b.claim(source, l) {
+			out = append(out, source)
+		}
+	}
+	return out, nil
+}
+
+// -- ranks that batches name --------------------------------------------------
+
+// laneFor returns the lane of the source that a batch is about; nil if it is not
+// open yet.
+func (l *listener) laneFor(batch *engine.Batch) *lane {
+	if !batch.HasRank || batch.Rank == l.worker.Rank {
+		return l.home
+	}
+	source := l.worker.Source
+	source.Rank = batch.Rank
+	for _, n := range l.lanes[1:] {
+		if n.source == source {
+			return n
+		}
+	}
+	if batch.Rank > event.MaxRank || len(l.lanes) > maxStrays || !l.b.claim(source, l) {
+		// The rank has a socket of its own, or is one too many: what comes
+		// over this socket is this worker's.
+		return l.home
+	}
+	return nil
+}
+
+// maxStrays is how many ranks beside its own one engine's batches may name.
+const maxStrays = 1024
+
+// openLane opens the lane of a rank that a batch names. Batches wait until it is
+// open.
+func (l *listener) openLane(rank uint32) {
+	source := l.worker.Source
+	source.Rank = rank
+	l.opening = true
+	l.log.Info("the engine's batches name another rank", "named", rank)
+	l.tasks.Go(func() {
+		p, err := l.b.recall(l.ctx, source, l.newState)
+		if err != nil {
+			l.cancel(err)
+			return
+		}
+		n := newLane(l, source, p)
+		l.mu.Lock()
+		l.lanes = append(l.lanes, n)
+		if p.fresh || p.incarnation != l.incarnation {
+			n.reset(event.ReasonNew)
+		}
+		l.opening = false
+		l.drain()
+		l.mu.Unlock()
+		l.serve(n)
+		l.mend()
+	})
+}
+
+// -- what others want of a listener -------------------------------------------
+
+// askCheckpoint has a source write a checkpoint, unless its last one is at the
+// log sequence before, or later.
+func (l *listener) askCheckpoint(source event.Source, before uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, n := range l.lanes {
+		if n.source == source && n.checkpointAt < before {
+			n.due = true
+			n.signal()
+		}
+	}
+}
+
+// history appends what a checkpoint says beside the state.
+func (l *listener) history(ops *residency.Ops) {
+	if a := &l.account; a.gaps > 0 {
+		ops.Add(func(b []byte) []byte { return event.AppendGaps(b, a.gaps, a.lost) })
+	}
+	if l.publisher != nil {
+		ops.Add(func(b []byte) []byte { return event.AppendPublisher(b, l.publisher) })
+	}
+}
+
+// failed remembers why the log can't be written; published that it can.
+func (l *listener) failed(err error) {
+	l.mu.Lock()
+	fresh := l.logErr == ""
+	l.logErr = err.Error()
+	l.mu.Unlock()
+	if fresh && !errors.Is(err, context.Canceled) {
+		l.log.Warn("can't write the log, holding back", "error", err)
+	}
+}
+
+func (l *listener) published() {
+	l.mu.Lock()
+	was := l.logErr
+	l.logErr = ""
+	l.mu.Unlock()
+	if was != "" {
+		l.log.Info("writing the log again")
+	}
+}

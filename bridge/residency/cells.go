@@ -1,0 +1,295 @@
+package residency
+
+import "github.com/kvmesh/kvmesh/indexer/event"
+
+// engineKey is an engine hash that can be a key of a map.
+type engineKey struct {
+	bits uint64
+	name string // typeByte and name; empty if the hash is an integer
+}
+
+// Bytes and text of the same content are different names.
+const (
+	typeBytes = "b"
+	typeText  = "t"
+)
+
+func nameKey(h *event.EngineHash) string {
+	if h.Text {
+		return typeText + string(h.Name)
+	}
+	return typeBytes + string(h.Name)
+}
+
+func keyOf(h *event.EngineHash) engineKey {
+	if h.Name == nil {
+		return engineKey{bits: h.Bits}
+	}
+	return engineKey{name: nameKey(h)}
+}
+
+// hash returns the engine hash that a key stands for.
+func (k engineKey) hash() event.EngineHash {
+	if k.name == "" {
+		return event.EngineHash{Bits: k.bits}
+	}
+	return event.EngineHash{Name: []byte(k.name[1:]), Text: k.name[:1] == typeText}
+}
+
+// find returns the head cell of an engine block, 0 if there is none.
+func (s *State) find(h *event.EngineHash) uint32 {
+	if h.Name == nil {
+		return s.ints[h.Bits]
+	}
+	return s.names[nameKey(h)]
+}
+
+// key returns the name of the engine block with the given head cell.
+func (s *State) key(id uint32) engineKey {
+	c := &s.cells[id]
+	if c.flags&flagNamed != 0 {
+		return engineKey{name: s.named[id]}
+	}
+	return engineKey{bits: c.key}
+}
+
+// engineHash returns the name of an engine block as records have it.
+func (s *State) engineHash(id uint32) event.EngineHash {
+	if c := &s.cells[id]; c.flags&flagNamed == 0 {
+		return event.EngineHash{Bits: c.key}
+	}
+	return s.key(id).hash()
+}
+
+// newBlock makes an engine block of the given index blocks, named h, with
+// neither copies nor a place in a prompt.
+func (s *State) newBlock(h *event.EngineHash, locals []uint64) uint32 {
+	k := uint16(len(locals))
+	id := s.free[k]
+	if id != 0 {
+		s.free[k] = s.cells[id].next
+	} else {
+		id = uint32(len(s.cells))
+		for range k {
+			s.cells = append(s.cells, cell{})
+		}
+	}
+	for j, local := range locals {
+		s.cells[id+uint32(j)] = cell{local: local, back: uint16(j)}
+	}
+	c := &s.cells[id]
+	c.k = k
+	if len(s.unlinked) > 0 {
+		s.link(id, parentRef{name: keyOf(h)})
+	}
+	if h.Name == nil {
+		c.key = h.Bits
+		s.ints[h.Bits] = id
+		return id
+	}
+	if s.names == nil {
+		s.names, s.named = map[string]uint32{}, map[uint32]string{}
+	}
+	key := nameKey(h)
+	c.flags |= flagNamed
+	s.names[key], s.named[id] = id, key
+	return id
+}
+
+// parentRef is how the log refers to the parent of a run: by name if the sequence
+// hash is not enough.
+type parentRef struct {
+	seq  uint64
+	name engineKey
+}
+
+// link says of the blocks that were read back from the log before their parent
+// was that this is it.
+func (s *State) link(id uint32, ref parentRef) {
+	for _, child := range s.unlinked[ref] {
+		s.cells[child].before = id
+	}
+	delete(s.unlinked, ref)
+}
+
+// forget drops an engine block that has no copies.
+func (s *State) forget(id uint32) {
+	c := &s.cells[id]
+	k := c.k
+	switch {
+	case c.flags&flagParked != 0:
+		s.unwait(id)
+	default:
+		s.unknow(id)
+		for j := range uint32(k) {
+			s.uncover(id + j)
+		}
+	}
+	if c.flags&flagNamed != 0 {
+		delete(s.names, s.named[id])
+		delete(s.named, id)
+	} else {
+		delete(s.ints, c.key)
+	}
+	s.cells[id] = cell{next: s.free[k]}
+	s.free[k] = id
+}
+
+// settle gives an unplaced engine block its place in a prompt.
+func (s *State) settle(id uint32, at spot) {
+	root, parent, base := at.root, at.parent, at.base
+	s.cells[id].before = at.before
+	for j := range uint32(s.cells[id].k) {
+		c := &s.cells[id+j]
+		c.parent, c.base = parent, base+j
+		if root && j == 0 {
+			c.flags |= flagRoot
+			c.seq = c.local
+		} else {
+			c.seq = next(parent, c.local)
+		}
+		parent = c.seq
+		c.next = s.seqs[c.seq]
+		s.seqs[c.seq] = id + j
+	}
+	if len(s.unlinked) > 0 {
+		s.link(id, parentRef{seq: parent})
+	}
+}
+
+// parentName returns the name of the engine block that was given as the parent
+// of another, if others hold the same index block, so that the sequence hash
+// alone would not tell which it was.
+func (s *State) parentName(id uint32) (name event.EngineHash, ok bool) {
+	c := &s.cells[id]
+	first := s.seqs[c.parent]
+	if c.flags&flagRoot != 0 || first == 0 || s.cells[first].next == 0 || !s.follows(id, c.before, c.parent) {
+		return event.EngineHash{}, false
+	}
+	return s.engineHash(c.before), true
+}
+
+// follows tells whether a block was said to follow the engine block before, which
+// ends with the sequence hash seq.
+func (s *State) follows(id, before uint32, seq uint64) bool {
+	c := &s.cells[id]
+	return before != 0 && c.before == before && c.parent == seq && c.flags&(flagParked|flagRoot) == 0 &&
+		s.cells[before].k > 0 && s.last(before).seq == seq
+}
+
+// last returns the last cell of an engine block.
+func (s *State) last(id uint32) *cell { return &s.cells[id+uint32(s.cells[id].k)-1] }
+
+// uncover takes a cell out of the list of those that cover its sequence hash.
+func (s *State) uncover(id uint32) {
+	c := &s.cells[id]
+	at := s.seqs[c.seq]
+	if at == id {
+		if c.next == 0 {
+			delete(s.seqs, c.seq)
+		} else {
+			s.seqs[c.seq] = c.next
+		}
+		return
+	}
+	for s.cells[at].next != id {
+		at = s.cells[at].next
+	}
+	s.cells[at].next = c.next
+}
+
+// covered tells whether an engine block other than that of the given cell holds
+// the cell's sequence hash in a place.
+func (s *State) covered(id uint32, at uint8) bool {
+	for i := s.seqs[s.cells[id].seq]; i != 0; i = s.cells[i].next {
+		if i != id && s.inPlace(i-uint32(s.cells[i].back), at) {
+			return true
+		}
+	}
+	return false
+}
+
+// -- blocks that no tier holds ------------------------------------------------
+
+// Neighbours of a known block, in place of its copies.
+const (
+	older = 0
+	newer = 1
+)
+
+// know remembers a block whose last copy went, and forgets the oldest of those
+// if they are too many.
+func (s *State) know(id uint32) {
+	c := &s.cells[id]
+	c.flags |= flagKnown
+	c.copies = [2]uint32{older: s.newest}
+	if s.newest != 0 {
+		s.cells[s.newest].copies[newer] = id
+	} else {
+		s.oldest = id
+	}
+	s.newest = id
+	s.known++
+	for s.known > s.limits.Known {
+		s.forget(s.oldest)
+	}
+}
+
+// unknow takes a block out of those that are remembered, if it is one.
+func (s *State) unknow(id uint32) {
+	c := &s.cells[id]
+	if c.flags&flagKnown == 0 {
+		return
+	}
+	before, after := c.copies[older], c.copies[newer]
+	c.flags &^= flagKnown
+	c.copies = [2]uint32{}
+	if before != 0 {
+		s.cells[before].copies[newer] = after
+	} else {
+		s.oldest = after
+	}
+	if after != 0 {
+		s.cells[after].copies[older] = before
+	} else {
+		s.newest = before
+	}
+	s.known--
+}
+
+// -- blocks whose parent is unknown -------------------------------------------
+
+// wait parks an unplaced block until its parent is known.
+func (s *State) wait(id uint32, parent engineKey) {
+	if s.waiting == nil {
+		s.waiting, s.parents = map[engineKey][]uint32{}, map[uint32]engineKey{}
+	}
+	s.cells[id].flags |= flagParked
+	s.waiting[parent] = append(s.waiting[parent], id)
+	s.parents[id] = parent
+	s.parked++
+}
+
+// unwait takes a block out of those that wait, if it is one.
+func (s *State) unwait(id uint32) {
+	parent, ok := s.parents[id]
+	if !ok {
+		return
+	}
+	s.cells[id].flags &^= flagParked
+	delete(s.parents, id)
+	s.parked--
+	list := s.waiting[parent]
+	for i, other := range list {
+		if other == id {
+			list[i] = list[len(list)-1]
+			list = list[:len(list)-1]
+			break
+		}
+	}
+	if len(list) == 0 {
+		delete(s.waiting, parent)
+	} else {
+		s.waiting[parent] = list
+	}
+}

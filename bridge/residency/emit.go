@@ -1,0 +1,184 @@
+package residency
+
+import "github.com/kvmesh/kvmesh/indexer/event"
+
+// Ops collects operations of the log as bytes.
+type Ops struct {
+	// Buf holds the operations, one after the other.
+	Buf []byte
+	// Ends holds the offset behind each.
+	Ends []int
+}
+
+// Reset empties the list and keeps its memory.
+func (o *Ops) Reset() { o.Buf, o.Ends = o.Buf[:0], o.Ends[:0] }
+
+// Len returns the number of operations.
+func (o *Ops) Len() int { return len(o.Ends) }
+
+// Add appends one operation, which f appends to its argument.
+func (o *Ops) Add(f func(b []byte) []byte) {
+	o.Buf = f(o.Buf)
+	o.end()
+}
+
+// Shift drops the first n operations.
+func (o *Ops) Shift(n int) {
+	if n == 0 {
+		return
+	}
+	at := o.Ends[n-1]
+	o.Buf = append(o.Buf[:0], o.Buf[at:]...)
+	o.Ends = append(o.Ends[:0], o.Ends[n:]...)
+	for i := range o.Ends {
+		o.Ends[i] -= at
+	}
+}
+
+// end closes the operation that the caller has appended to Buf.
+func (o *Ops) end() { o.Ends = append(o.Ends, len(o.Buf)) }
+
+// maxRun is how many hashes one operation holds at most, so that any operation
+// fits a message.
+const maxRun = 8192
+
+// emitter writes changes as operations and joins those of a kind that follow
+// each other: a chain of blocks is one operation, and so is a list of removals.
+type emitter struct {
+	s   *State
+	out *Ops // nil: nothing is written
+
+	kind   event.OpKind // what is being collected; 0 is nothing
+	pool   uint8
+	split  uint16    // stored, parked: index blocks an engine block
+	run    event.Run // stored, parked
+	tail   uint64    // stored: sequence hash of the last block
+	parent engineKey // parked: the missing parent
+	last   engineKey // parked: name of the last block
+	hashes []uint64
+	engine []event.EngineHash
+	counts []uint64
+}
+
+func (e *emitter) begin(s *State, out *Ops) {
+	e.s, e.out, e.kind = s, out, 0
+}
+
+// open makes kind the one that is collected for a pool, and tells whether it
+// was so already.
+func (e *emitter) open(kind event.OpKind, pool uint8) bool {
+	if e.kind == kind && e.pool == pool && len(e.hashes)+len(e.engine) < maxRun {
+		return true
+	}
+	e.flush()
+	e.kind, e.pool = kind, pool
+	return false
+}
+
+// stored tells that a placed block has its first copy in a pool.
+func (e *emitter) stored(id uint32, pool uint8) {
+	if e.out == nil {
+		return
+	}
+	head := &e.s.cells[id]
+	root := head.flags&flagRoot != 0
+	if !e.open(event.OpStored, pool) || root || head.parent != e.tail || head.k != e.split {
+		e.flush()
+		e.kind, e.pool, e.split = event.OpStored, pool, head.k
+		e.run = event.Run{Root: root, Parent: head.parent, Base: head.base}
+		e.run.ParentName, e.run.HasParentName = e.s.parentName(id)
+	}
+	for j := range uint32(head.k) {
+		c := &e.s.cells[id+j]
+		e.hashes = append(e.hashes, c.local)
+		e.tail = c.seq
+	}
+	e.engine = append(e.engine, e.s.engineHash(id))
+}
+
+// parked tells that a block without a place has its first copy in a pool.
+func (e *emitter) parked(id uint32, pool uint8) {
+	if e.out == nil {
+		return
+	}
+	head, parent := &e.s.cells[id], e.s.parents[id]
+	if !e.open(event.OpParked, pool) || parent != e.last || head.k != e.split {
+		e.flush()
+		e.kind, e.pool, e.split = event.OpParked, pool, head.k
+		e.parent = parent
+	}
+	for j := range uint32(head.k) {
+		e.hashes = append(e.hashes, e.s.cells[id+j].local)
+	}
+	e.engine = append(e.engine, e.s.engineHash(id))
+	e.last = e.s.key(id)
+}
+
+// removed tells that the last copy of an engine block in a pool is gone. It is
+// called once for each of the block's cells; gone says that nothing else holds
+// the cell's sequence hash in the pool's place.
+func (e *emitter) removed(id uint32, pool uint8, gone bool) {
+	if e.out == nil {
+		return
+	}
+	e.open(event.OpRemoved, pool)
+	c := &e.s.cells[id]
+	if gone {
+		e.hashes = append(e.hashes, c.seq)
+	}
+	if c.back == 0 {
+		e.engine = append(e.engine, e.s.engineHash(id))
+	}
+}
+
+// copies tells how many copies of a block a pool has.
+func (e *emitter) copies(id uint32, pool uint8, n uint32) {
+	if e.out == nil {
+		return
+	}
+	e.open(event.OpCopies, pool)
+	e.engine = append(e.engine, e.s.engineHash(id))
+	e.counts = append(e.counts, uint64(n))
+}
+
+func (e *emitter) cleared(tiers event.TierMask, owner string) {
+	if e.out == nil {
+		return
+	}
+	e.flush()
+	e.out.Add(func(b []byte) []byte { return event.AppendCleared(b, tiers, owner) })
+}
+
+func (e *emitter) group(index int64, main bool) {
+	if e.out == nil {
+		return
+	}
+	e.flush()
+	e.out.Add(func(b []byte) []byte { return event.AppendGroupKind(b, index, main) })
+}
+
+// flush writes what has been collected.
+func (e *emitter) flush() {
+	if len(e.hashes)+len(e.engine) == 0 {
+		e.kind = 0
+		return
+	}
+	p := &e.s.pools[e.pool-1]
+	at := &e.s.places[p.place]
+	b := e.out.Buf
+	switch e.kind {
+	case event.OpStored:
+		e.run.Locals, e.run.Group = e.hashes, p.group
+		b = event.AppendStored(b, at.tier, at.owner, e.run, e.engine)
+	case event.OpParked:
+		b = event.AppendParked(b, at.tier, at.owner, p.group, e.parent.hash(), e.hashes, e.engine)
+	case event.OpRemoved:
+		b = event.AppendRemoved(b, at.tier, at.owner, e.hashes, p.group, e.engine)
+	case event.OpCopies:
+		b = event.AppendCopies(b, at.tier, at.owner, p.group, e.engine, e.counts)
+	}
+	e.out.Buf = b
+	e.out.end()
+	e.kind = 0
+	e.hashes, e.engine, e.counts = e.hashes[:0], e.engine[:0], e.counts[:0]
+}

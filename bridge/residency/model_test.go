@@ -1,0 +1,224 @@
+package residency_test
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/kvmesh/kvmesh/bridge/engine"
+	"github.com/kvmesh/kvmesh/bridge/residency"
+	"github.com/kvmesh/kvmesh/indexer/event"
+	"github.com/kvmesh/kvmesh/indexer/hash"
+	"github.com/kvmesh/kvmesh/integration/mock"
+	"github.com/kvmesh/kvmesh/integration/model"
+)
+
+var (
+	seeds = flag.Int("seeds", 300, "how many random runs")
+	first = flag.Uint64("seed", 1, "the first of them")
+)
+
+const blockSize = 4
+
+// run is one source under random traffic: the State, what a reader of its
+// operations holds, and a State restored from them.
+type run struct {
+	t       *testing.T
+	rng     *rand.Rand
+	dialect mock.Dialect
+	traffic *model.Traffic
+	media   *engine.Media
+	profile engine.Profile
+
+	state    *residency.State
+	reader   reader
+	restored *residency.State
+	seq      int
+}
+
+// reader holds what the operations say, in the plainest form.
+type reader map[event.Tier]map[uint64]bool
+
+func (r reader) apply(op *event.Op) error {
+	store := func(t event.Tier, run *event.Run) {
+		if r[t] == nil {
+			r[t] = map[uint64]bool{}
+		}
+		seq := run.Parent
+		for i, local := range run.Locals {
+			if seq = hash.Next(seq, local); i == 0 && run.Root {
+				seq = local
+			}
+			r[t][seq] = true
+		}
+	}
+	switch op.Kind {
+	case event.OpStored:
+		store(op.Tier, &op.Run)
+	case event.OpRemoved:
+		for _, seq := range op.Seqs {
+			if !r[op.Tier][seq] {
+				return fmt.Errorf("removal of %x, which is not there", seq)
+			}
+			delete(r[op.Tier], seq)
+		}
+	case event.OpCleared:
+		for t := range r {
+			if op.Tiers.Has(t) {
+				clear(r[t])
+			}
+		}
+	case event.OpCheckpoint:
+		for i := range op.Runs {
+			store(op.Tier, &op.Runs[i])
+		}
+	}
+	return nil
+}
+
+// ops calls f with each of count operations.
+func ops(ops []byte, count int, f func(*event.Op) error) error {
+	var d event.Decoder
+	if err := d.Reset(event.AppendRecord(nil, event.Header{}, count, ops)); err != nil {
+		return err
+	}
+	for d.Next() {
+		if err := f(&d.Op); err != nil {
+			return err
+		}
+	}
+	return d.Err()
+}
+
+func (r *run) batch() error {
+	payload, err := r.dialect.Encode(mock.Batch{TS: float64(r.seq), Events: r.traffic.Batch(), BlockSize: blockSize})
+	if err != nil {
+		return err
+	}
+	r.seq++
+	var b engine.Batch
+	if err := engine.NewDecoder(r.profile, r.media).Decode(payload, &b); err != nil {
+		return err
+	}
+	var out residency.Ops
+	for i := range b.Events {
+		r.state.Apply(&b.Events[i], &out)
+	}
+	return ops(out.Buf, out.Len(), func(op *event.Op) error {
+		return errors.Join(r.reader.apply(op), r.restored.Restore(op))
+	})
+}
+
+// check compares the three with the model.
+func (r *run) check() error {
+	want := event.Digests{}
+	for tier, seqs := range r.traffic.Truth().Resident() {
+		t := event.Tier(tier)
+		for seq := range seqs {
+			want[t].Add(1, event.Mix(seq, event.Salt(t, "")))
+			if !r.reader[t][seq] {
+				return fmt.Errorf("%v block %x is missing", t, seq)
+			}
+		}
+		if len(r.reader[t]) != len(seqs) {
+			return fmt.Errorf("%d %v blocks, want %d", len(r.reader[t]), t, len(seqs))
+		}
+	}
+	if got := r.state.Digests(); got != want {
+		return fmt.Errorf("digests %v, want %v", got, want)
+	}
+	if got := r.restored.Digests(); got != want {
+		return fmt.Errorf("digests after restoring %v, want %v", got, want)
+	}
+	return nil
+}
+
+// checkpoint replaces the reader's blocks and the restored State by what a
+// checkpoint says, and now and then goes on with the restored State.
+func (r *run) checkpoint() error {
+	limit := 200 << r.rng.IntN(10)
+	fresh := r.fresh()
+	held := reader{}
+	var tail residency.Ops
+	tail.Add(func(b []byte) []byte { return event.AppendGaps(b, 1, 2) })
+	chunks := r.state.Checkpoint(limit, &tail)
+	gaps, digest := 0, event.Digests{}
+	for i, c := range chunks {
+		if i < len(chunks)-1 && len(c.Ops) > 2*limit+1000 {
+			return fmt.Errorf("chunk %d has %d bytes, limit %d", i, len(c.Ops), limit)
+		}
+		err := ops(c.Ops, c.Count, func(op *event.Op) error {
+			switch op.Kind {
+			case event.OpCheckpoint:
+				if op.Chunk != i || op.Chunks != len(chunks) {
+					return fmt.Errorf("chunk %d of %d says that it is %d of %d", i, len(chunks), op.Chunk, op.Chunks)
+				}
+			case event.OpGaps:
+				gaps++
+			case event.OpDigest:
+				digest = op.Digests
+			}
+			return errors.Join(held.apply(op), fresh.Restore(op))
+		})
+		if err != nil {
+			return fmt.Errorf("checkpoint: %w", err)
+		}
+	}
+	if gaps != 1 || digest != r.state.Digests() {
+		return fmt.Errorf("checkpoint ends with %d gaps and digest %v, want %v", gaps, digest, r.state.Digests())
+	}
+	r.reader, r.restored = held, fresh
+	if r.rng.IntN(2) == 0 {
+		r.state, r.restored = fresh, r.state
+	}
+	return nil
+}
+
+func (r *run) fresh() *residency.State {
+	clears := event.AllTiers
+	if r.profile.ClearsOnlyDevice {
+		clears = event.Device.Mask()
+	}
+	return residency.New(blockSize, clears, residency.DefaultLimits())
+}
+
+func newRun(t *testing.T, seed uint64) *run {
+	rng := rand.New(rand.NewPCG(seed, 0))
+	dialects := mock.Dialects()
+	r := &run{t: t, rng: rng, dialect: dialects[rng.IntN(len(dialects))], reader: reader{}}
+	profile := []model.Profile{"", model.VLLM, model.SGLang}[rng.IntN(3)]
+	r.profile, _ = engine.ProfileOf(string(profile))
+	r.media, _ = engine.NewMedia(nil)
+	features := r.dialect.Features() | model.Feature(rng.Uint32())&^(1<<16-1)
+	if rng.IntN(3) == 0 {
+		features = r.dialect.Features() | model.Everything&^(1<<16-1)
+	}
+	prompts := model.Prompts(model.PromptOptions{Seed: seed, BlockSize: blockSize, N: 4 + rng.IntN(20), Spaced: 4, Pairs: rng.IntN(6) == 0})
+	r.traffic = model.NewTraffic(model.TrafficOptions{Seed: seed, BlockSize: blockSize, Profile: profile, Events: 1 + rng.IntN(6), Features: features}, prompts)
+	r.state, r.restored = r.fresh(), r.fresh()
+	return r
+}
+
+// TestAgainstTheModel runs random traffic of every dialect through decoder and
+// State. What the State's operations add up to, what its digests say, what a
+// State restored from the operations holds, and what checkpoints say has to be
+// what the naive model says, all the time.
+func TestAgainstTheModel(t *testing.T) {
+	for seed := *first; seed < *first+uint64(*seeds); seed++ {
+		r := newRun(t, seed)
+		for i := range 120 {
+			err := r.batch()
+			if err == nil && r.rng.IntN(25) == 0 {
+				err = r.checkpoint()
+			}
+			if err == nil {
+				err = r.check()
+			}
+			if err != nil {
+				t.Fatalf("batch %d of %s traffic: %v\nrepeat with: go test ./bridge/residency -run TestAgainstTheModel -seed %d -seeds 1", i, r.dialect, err, seed)
+			}
+		}
+	}
+}

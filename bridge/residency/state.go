@@ -1,0 +1,306 @@
+// Package residency keeps what one engine rank holds, as its events tell it,
+// and turns each event into operations of the log.
+//
+// An engine speaks of engine blocks by names of its own, counts physical copies,
+// tells children before parents, and names blocks without saying what they
+// hold. The log speaks of index blocks by sequence hash. A State stands between
+// the two: it knows each engine block's place in its prompt, counts copies per
+// (tier, owner, group, engine hash), parks what has no known parent yet, and
+// remembers for a while what left every tier. It can write itself out as a
+// checkpoint, and read itself back from the operations that it wrote.
+//
+// A State is one source's, does no I/O and is not for concurrent use.
+package residency
+
+import (
+	"github.com/kvmesh/kvmesh/indexer/event"
+)
+
+// Limits bound a State's memory beyond the blocks that the engine holds.
+type Limits struct {
+	// Known is how many blocks that left every tier are remembered, the
+	// oldest forgotten first: a store without tokens may name them, and their
+	// children may come.
+	Known int
+	// Parked is how many blocks may wait for their parent.
+	Parked int
+}
+
+// DefaultLimits is 16,384 blocks of either sort.
+func DefaultLimits() Limits { return Limits{Known: 16384, Parked: 16384} }
+
+// State is what one source holds.
+type State struct {
+	blockSize int
+	clears    event.TierMask
+	limits    Limits
+
+	cells []cell // arena; cell 0 is no cell
+	free  map[uint16]uint32
+	ints  map[uint64]uint32 // engine hash → head cell, of hashes that are integers
+	names map[string]uint32 // the same of all others; the key is a typeByte and the name
+	named map[uint32]string // head cell → its key in names
+	seqs  map[uint64]uint32 // sequence hash → first of the cells that cover it
+
+	spilled map[spill]uint32 // copies that a cell has no room for
+	pools   []pool
+	places  []place
+
+	waiting map[engineKey][]uint32 // name of a missing parent → parked head cells
+	parents map[uint32]engineKey   // parked head cell → its parent's name
+	parked  int                    // parked head cells
+
+	unlinked map[parentRef][]uint32 // blocks read back before their parent was
+
+	oldest, newest uint32 // known blocks
+	known          int
+
+	groups map[int64]bool // KV cache group → whether it is a main attention group
+
+	emit    emitter
+	scratch scratch
+}
+
+// cell stands for one index block of an engine block. An engine block of k
+// index blocks is k cells in a row, of which the first, its head, speaks for
+// all: it has the name, the copies and the links.
+type cell struct {
+	seq    uint64 // sequence hash; nothing while parked
+	local  uint64 // local hash
+	parent uint64 // sequence hash of the block before
+	key    uint64 // head: the engine hash, if that is an integer
+
+	next   uint32    // next cell of the same seq, of another engine block; of a free cell: next free one
+	base   uint32    // position in the prompt, in blocks
+	before uint32    // head: the engine block that was named as parent; it may be gone, and its cell another's
+	copies [2]uint32 // head: copies in two pools, as packed by packCopies; of a known block: its neighbours
+
+	k     uint16 // head: number of cells; others: 0
+	back  uint16 // distance to the head
+	flags flags
+}
+
+type flags uint8
+
+const (
+	flagRoot   flags = 1 << iota // the first block of a prompt
+	flagNamed                    // head: the name is in State.named
+	flagParked                   // head: waits for its parent
+	flagKnown                    // head: no copies, remembered
+	flagSpill                    // head: has copies in State.spilled
+)
+
+// place is where index blocks are: what the log and the digests tell apart.
+type place struct {
+	tier   event.Tier
+	owner  string
+	salt   uint64
+	digest event.Digest
+}
+
+// pool is where physical copies are counted: a place and a KV cache group.
+type pool struct {
+	place uint8
+	group event.Group
+}
+
+type spill struct {
+	id   uint32
+	pool uint8
+}
+
+// New returns the State of a source that holds nothing. blockSize is the
+// index's, in tokens; clears are the tiers that an engine of this profile means
+// when it says that all blocks are cleared.
+func New(blockSize int, clears event.TierMask, limits Limits) *State {
+	s := &State{blockSize: blockSize, clears: clears, limits: limits}
+	s.Reset()
+	return s
+}
+
+// Reset forgets everything: the engine restarted, or its state is given up.
+func (s *State) Reset() {
+	*s = State{
+		blockSize: s.blockSize,
+		clears:    s.clears,
+		limits:    s.limits,
+		cells:     make([]cell, 1, 64),
+		free:      map[uint16]uint32{},
+		ints:      map[uint64]uint32{},
+		seqs:      map[uint64]uint32{},
+		groups:    map[int64]bool{},
+		scratch:   s.scratch,
+	}
+}
+
+// Digests returns what the source holds, by tier.
+func (s *State) Digests() event.Digests {
+	var d event.Digests
+	for i := range s.places {
+		p := &s.places[i]
+		d[p.tier].Add(p.digest.Count, p.digest.Sum)
+	}
+	return d
+}
+
+// Parked returns how many blocks wait for their parent.
+func (s *State) Parked() int { return s.parked }
+
+// Known returns how many blocks are remembered that no tier holds.
+func (s *State) Known() int { return s.known }
+
+// -- pools and copies ---------------------------------------------------------
+
+// maxPools is how many pools a cell's copies can tell apart.
+const maxPools = 255
+
+// findPool returns the number of a pool, which is at least 1; 0 if there is
+// none.
+func (s *State) findPool(tier event.Tier, owner string, group event.Group) uint8 {
+	for i := range s.pools {
+		p := &s.pools[i]
+		if pl := &s.places[p.place]; p.group == group && pl.tier == tier && pl.owner == owner {
+			return uint8(i + 1)
+		}
+	}
+	return 0
+}
+
+// makePool returns the number of a pool, new or not; 0 if there are too many.
+func (s *State) makePool(tier event.Tier, owner string, group event.Group) uint8 {
+	if p := s.findPool(tier, owner, group); p != 0 {
+		return p
+	}
+	if len(s.pools) == maxPools {
+		return 0
+	}
+	at := -1
+	for i := range s.places {
+		if s.places[i].tier == tier && s.places[i].owner == owner {
+			at = i
+		}
+	}
+	if at < 0 {
+		at = len(s.places)
+		s.places = append(s.places, place{tier: tier, owner: owner, salt: event.Salt(tier, owner)})
+	}
+	s.pools = append(s.pools, pool{place: uint8(at), group: group})
+	return uint8(len(s.pools))
+}
+
+// maxCopies is the largest number of copies that is counted.
+const maxCopies = 1<<24 - 1
+
+func packCopies(pool uint8, n uint32) uint32 { return uint32(pool)<<24 | n }
+
+// copies returns how many copies a block has in a pool.
+func (s *State) copies(id uint32, pool uint8) uint32 {
+	c := &s.cells[id]
+	if c.flags&flagKnown != 0 {
+		return 0
+	}
+	for _, v := range c.copies {
+		if uint8(v>>24) == pool {
+			return v & maxCopies
+		}
+	}
+	if c.flags&flagSpill != 0 {
+		return s.spilled[spill{id, pool}]
+	}
+	return 0
+}
+
+// writeCopies stores how many copies a block has in a pool, and nothing else.
+func (s *State) writeCopies(id uint32, pool uint8, n uint32) {
+	c := &s.cells[id]
+	free := -1
+	for i, v := range c.copies {
+		if uint8(v>>24) == pool {
+			if n == 0 {
+				c.copies[i] = 0
+			} else {
+				c.copies[i] = packCopies(pool, n)
+			}
+			return
+		}
+		if v == 0 {
+			free = i
+		}
+	}
+	key := spill{id, pool}
+	if c.flags&flagSpill != 0 {
+		if _, ok := s.spilled[key]; ok {
+			if n == 0 {
+				delete(s.spilled, key)
+			} else {
+				s.spilled[key] = n
+			}
+			return
+		}
+	}
+	switch {
+	case n == 0:
+	case free >= 0:
+		c.copies[free] = packCopies(pool, n)
+	default:
+		if s.spilled == nil {
+			s.spilled = map[spill]uint32{}
+		}
+		c.flags |= flagSpill
+		s.spilled[key] = n
+	}
+}
+
+// eachCopy calls f for every pool that a block has copies in.
+func (s *State) eachCopy(id uint32, f func(pool uint8, n uint32)) {
+	c := &s.cells[id]
+	if c.flags&flagKnown != 0 {
+		return
+	}
+	for _, v := range c.copies {
+		if v != 0 {
+			f(uint8(v>>24), v&maxCopies)
+		}
+	}
+	if c.flags&flagSpill != 0 {
+		for p := range s.pools {
+			if n := s.spilled[spill{id, uint8(p + 1)}]; n != 0 {
+				f(uint8(p+1), n)
+			}
+		}
+	}
+}
+
+// resident tells whether a block has a copy anywhere.
+func (s *State) resident(id uint32) bool {
+	c := &s.cells[id]
+	if c.flags&flagKnown != 0 {
+		return false
+	}
+	if c.copies != [2]uint32{} {
+		return true
+	}
+	found := false
+	if c.flags&flagSpill != 0 {
+		s.eachCopy(id, func(uint8, uint32) { found = true })
+	}
+	return found
+}
+
+// inPlace tells whether a block has a copy in a place.
+func (s *State) inPlace(id uint32, at uint8) bool {
+	c := &s.cells[id]
+	if c.flags&flagKnown != 0 {
+		return false
+	}
+	for _, v := range c.copies {
+		if v != 0 && s.pools[v>>24-1].place == at {
+			return true
+		}
+	}
+	found := false
+	if c.flags&flagSpill != 0 {
+		s.eachCopy(id, func(p uint8, _ uint32) { found = found || s.pools[p-1].place == at })
+	}
+	return found
+}

@@ -1,0 +1,79 @@
+package bridge
+
+import "container/heap"
+
+// window holds batches of one engine that can't be applied yet, because
+// others before them are missing. It is the place where live messages and
+// replayed ones meet, so it is where their order is made.
+type window struct {
+	batches heldBatches
+	has     map[uint64]bool
+	bytes   int
+}
+
+// heldBatch is a batch with its number. The payload is the window's own.
+type heldBatch struct {
+	seq     uint64
+	conn    uint64 // number of the connection it came over; 0 for a replayed one
+	payload []byte
+}
+
+// Len returns how many batches are held.
+func (w *window) Len() int { return len(w.batches) }
+
+// First returns the lowest number that is held.
+func (w *window) First() uint64 { return w.batches[0].seq }
+
+// Add takes a batch in, and copies its payload. Of a number that is held
+// already it keeps what it has.
+func (w *window) Add(seq, conn uint64, payload []byte) {
+	if w.has[seq] {
+		return
+	}
+	if w.has == nil {
+		w.has = map[uint64]bool{}
+	}
+	w.has[seq] = true
+	w.bytes += len(payload)
+	heap.Push(&w.batches, heldBatch{seq, conn, append([]byte(nil), payload...)})
+}
+
+// Pop takes out the batch with the lowest number.
+func (w *window) Pop() heldBatch {
+	b := heap.Pop(&w.batches).(heldBatch)
+	delete(w.has, b.seq)
+	w.bytes -= len(b.payload)
+	return b
+}
+
+// DropBefore drops the batches that came over a connection before the given
+// one, and replayed ones.
+func (w *window) DropBefore(conn uint64) {
+	kept := w.batches[:0]
+	for _, b := range w.batches {
+		if b.conn >= conn {
+			kept = append(kept, b)
+			continue
+		}
+		delete(w.has, b.seq)
+		w.bytes -= len(b.payload)
+	}
+	clear(w.batches[len(kept):])
+	w.batches = kept
+	heap.Init(&w.batches)
+}
+
+// heldBatches is a heap by number.
+type heldBatches []heldBatch
+
+func (h heldBatches) Len() int           { return len(h) }
+func (h heldBatches) Less(i, j int) bool { return h[i].seq < h[j].seq }
+func (h heldBatches) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *heldBatches) Push(x any)        { *h = append(*h, x.(heldBatch)) }
+func (h *heldBatches) Pop() any {
+	old := *h
+	b := old[len(old)-1]
+	old[len(old)-1] = heldBatch{}
+	*h = old[:len(old)-1]
+	return b
+}
