@@ -1,0 +1,197 @@
+// Package api is the front doors of an index: HTTP, with the paths and the JSON
+// that clients of Dynamo's indexer know, and a NATS micro service.
+package api
+
+import (
+	"context"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/kvmesh/kvmesh/indexer"
+	"github.com/kvmesh/kvmesh/indexer/event"
+)
+
+// Registry is where workers are registered.
+type Registry interface {
+	// Register registers a worker. Errors wrap event.ErrWorker or
+	// event.ErrConflict; others mean that it is not known whether the worker
+	// is registered.
+	Register(ctx context.Context, w event.Worker) error
+	// Unregister takes out the workers of an instance of a model: of one
+	// routing group unless group is empty, of one rank unless rank is nil.
+	// Errors are as for Register, and may wrap event.ErrNotRegistered.
+	Unregister(ctx context.Context, instance, model, group string, rank *uint32) ([]event.Source, error)
+}
+
+// Config is how a Server works.
+type Config struct {
+	// Token is what clients have to send as a bearer token; empty: nobody has
+	// to. /health and /ready need none.
+	Token string
+	// MaxQuery is the largest body of a query, in bytes, and MaxBody that of
+	// other requests.
+	MaxQuery, MaxBody int64
+	// WaitTimeout is for how long a query waits for the log sequence that it
+	// asks for.
+	WaitTimeout time.Duration
+}
+
+// Default returns the configuration that fits most fleets.
+func Default() Config {
+	return Config{MaxQuery: 8 << 20, MaxBody: 1 << 20, WaitTimeout: 5 * time.Second}
+}
+
+// Server answers for an index. It is an http.Handler.
+type Server struct {
+	cfg      Config
+	index    *indexer.Indexer
+	registry Registry
+	fleet    *Fleet
+	log      *slog.Logger
+	mux      *http.ServeMux
+}
+
+// New returns a Server. metrics answers GET /metrics; nil: nothing does.
+func New(cfg Config, index *indexer.Indexer, registry Registry, fleet *Fleet, metrics http.Handler, logger *slog.Logger) *Server {
+	if logger == nil {
+		logger = slog.New(slog.DiscardHandler)
+	}
+	s := &Server{cfg: cfg, index: index, registry: registry, fleet: fleet, log: logger, mux: http.NewServeMux()}
+	s.handle("POST /register", cfg.MaxBody, s.register)
+	s.handle("POST /unregister", cfg.MaxBody, s.unregister)
+	s.handle("GET /workers", 0, s.workers)
+	s.handle("POST /query", cfg.MaxQuery, s.query)
+	s.handle("POST /query_by_hash", cfg.MaxQuery, s.queryByHash)
+	s.handle("GET /dump", 0, s.dump)
+	s.handle("GET /digest", 0, s.digest)
+	s.handle("GET /peers", 0, s.peers)
+	s.handle("GET /health", 0, s.health)
+	s.handle("GET /ready", 0, s.ready)
+	if metrics != nil {
+		s.mux.Handle("GET /metrics", s.guard(metrics))
+	}
+	s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		s.fail(w, r, http.StatusNotFound, "unknown_path", errors.New("no such path: "+r.URL.Path))
+	})
+	return s
+}
+
+// ServeHTTP implements http.Handler.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mux.ServeHTTP(w, r) }
+
+// HTTPServer returns a server with limits on what a client may keep it busy
+// with.
+func (s *Server) HTTPServer() *http.Server {
+	return &http.Server{
+		Handler:           s,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       30 * time.Second,
+		WriteTimeout:      60 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}
+}
+
+// handle registers a handler that returns what to answer with, or an error.
+func (s *Server) handle(pattern string, maxBody int64, f func(r *http.Request) (status int, body any, err error)) {
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength > maxBody && maxBody > 0 {
+			w.Header().Set("Connection", "close") // what is not read would be taken for the next request
+			s.fail(w, r, http.StatusRequestEntityTooLarge, "too_large", errTooLarge)
+			return
+		}
+		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+		status, body, err := f(r)
+		if err != nil {
+			status, code := codeOf(err)
+			s.fail(w, r, status, code, err)
+			return
+		}
+		s.reply(w, status, body)
+	})
+	if strings.HasSuffix(pattern, "/health") || strings.HasSuffix(pattern, "/ready") {
+		s.mux.Handle(pattern, handler)
+	} else {
+		s.mux.Handle(pattern, s.guard(handler))
+	}
+}
+
+// guard lets those through who have the token.
+func (s *Server) guard(next http.Handler) http.Handler {
+	if s.cfg.Token == "" {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		if !ok || subtle.ConstantTimeCompare([]byte(token), []byte(s.cfg.Token)) != 1 {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			s.fail(w, r, http.StatusUnauthorized, "unauthorized", errors.New("a bearer token is needed, or it is the wrong one"))
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (s *Server) reply(w http.ResponseWriter, status int, body any) {
+	if body == nil {
+		w.WriteHeader(status)
+		return
+	}
+	data, err := json.Marshal(body)
+	if err != nil {
+		s.log.Error("reply can't be written as JSON", "error", err)
+		status, data = http.StatusInternalServerError, []byte(`{"error":"reply can't be written as JSON","code":"internal"}`)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	w.Write(append(data, '\n'))
+}
+
+// failure is the body of every error.
+type failure struct {
+	Error string `json:"error"`
+	Code  string `json:"code"`
+}
+
+func (s *Server) fail(w http.ResponseWriter, r *http.Request, status int, code string, err error) {
+	if status >= 500 {
+		s.log.Warn("request failed", "method", r.Method, "path", r.URL.Path, "status", status, "error", err)
+	}
+	s.reply(w, status, failure{Error: err.Error(), Code: code})
+}
+
+// Errors of requests.
+var (
+	errTooLarge = errors.New("the body is too large")
+	errRequest  = errors.New("bad request")
+)
+
+// codeOf returns the status of an error, and the code by which programs tell it.
+func codeOf(err error) (status int, code string) {
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge), errors.Is(err, errTooLarge):
+		return http.StatusRequestEntityTooLarge, "too_large"
+	case errors.Is(err, errRequest):
+		return http.StatusBadRequest, "bad_request"
+	case errors.Is(err, event.ErrWorker):
+		return http.StatusBadRequest, "bad_worker"
+	case errors.Is(err, event.ErrConflict):
+		return http.StatusConflict, "conflict"
+	case errors.Is(err, event.ErrNotRegistered):
+		return http.StatusNotFound, "not_registered"
+	case errors.Is(err, indexer.ErrUnknownPartition):
+		return http.StatusNotFound, "unknown_partition"
+	case errors.Is(err, indexer.ErrNotReady):
+		return http.StatusServiceUnavailable, "not_ready"
+	case errors.Is(err, indexer.ErrBehind):
+		return http.StatusServiceUnavailable, "behind"
+	}
+	return http.StatusServiceUnavailable, "unavailable"
+}

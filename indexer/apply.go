@@ -1,0 +1,223 @@
+package indexer
+
+import (
+	"time"
+
+	"github.com/kvmesh/kvmesh/indexer/event"
+	"github.com/kvmesh/kvmesh/indexer/prefix"
+)
+
+// apply applies the record at a log sequence. What can't be read is counted and
+// skipped: the next digest of its source shows the difference.
+func (x *Indexer) apply(seq uint64, subject string, data []byte) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	defer x.advance(seq)
+	name, err := event.ParseSubject(subject)
+	if err == nil {
+		err = x.dec.Reset(data)
+	}
+	if err != nil {
+		x.metrics.bad.Add(x.metrics.ctx, 1)
+		x.log.Error("record can't be read", "subject", subject, "log_seq", seq, "error", err)
+		return
+	}
+	s := x.source(name, seq)
+	s.logSeq = seq
+	if s.ignored {
+		return
+	}
+	more := x.dec.Next()
+	if more && x.dec.Op.Kind == event.OpCheckpoint {
+		x.chunk(s, seq, data)
+		return
+	}
+	s.staged = nil // an unfinished checkpoint ends here
+	h := x.dec.Header
+	s.part.index.Update(func(w prefix.Writer) {
+		for ; more; more = x.dec.Next() {
+			x.op(w, s, seq)
+		}
+		x.position.Store(seq) // no query may see the change and not the sequence
+	})
+	x.header(s, &h)
+	if s.retired {
+		x.forget(s)
+	}
+	if err := x.dec.Err(); err != nil {
+		x.metrics.bad.Add(x.metrics.ctx, 1)
+		x.log.Error("record can't be read to its end", "subject", subject, "log_seq", seq, "error", err)
+		x.diverge(s)
+	}
+}
+
+// source returns a source, new or not.
+func (x *Indexer) source(name event.Source, seq uint64) *source {
+	s := x.sources[name]
+	if s == nil {
+		x.holder++
+		p := x.partition(name.Partition())
+		s = &source{name: name, part: p, holder: x.holder, keep: seq}
+		x.sources[name] = s
+		p.holders[s.holder] = s
+	}
+	return s
+}
+
+// forget drops all that is known of a source.
+func (x *Indexer) forget(s *source) {
+	s.part.index.Update(func(w prefix.Writer) { w.Clear(s.holder, event.AllTiers) })
+	delete(s.part.holders, s.holder)
+	delete(x.sources, s.name)
+	x.dropIfEmpty(s.part)
+}
+
+func (x *Indexer) header(s *source, h *event.Header) {
+	s.incarnation = h.Incarnation
+	s.batches, s.engineSeq = h.Batches, h.Last
+}
+
+// op applies the operation that was read to a source.
+func (x *Indexer) op(w prefix.Writer, s *source, seq uint64) {
+	op := &x.dec.Op
+	salt := event.Salt(op.Tier, op.Owner)
+	switch op.Kind {
+	case event.OpStored:
+		s.digests[op.Tier].Add(w.Store(s.holder, op.Tier, salt, &op.Run))
+		x.metrics.blocks.Add(x.metrics.ctx, int64(len(op.Locals)))
+	case event.OpRemoved:
+		s.digests[op.Tier].Sub(w.Remove(s.holder, op.Tier, salt, op.Seqs))
+		x.metrics.blocks.Add(x.metrics.ctx, int64(len(op.Seqs)))
+	case event.OpCleared:
+		x.clear(w, s, op.Tiers)
+	case event.OpReset:
+		x.clear(w, s, event.AllTiers)
+		s.keep = seq
+		s.diverged = false
+		if op.Reason != event.ReasonGap {
+			s.gaps, s.lost = 0, 0
+		}
+	case event.OpRetired:
+		x.clear(w, s, event.AllTiers)
+		s.retired = true
+	case event.OpGap:
+		s.gaps++
+		s.lost += op.To - op.From + 1
+	case event.OpGaps:
+		s.gaps, s.lost = op.From, op.To
+	case event.OpDigest:
+		if s.digests != op.Digests {
+			x.log.Error("digest differs", "instance", s.name.Instance, "rank", s.name.Rank, "log_seq", seq, "have", s.digests, "want", op.Digests)
+			x.diverge(s)
+		}
+	}
+}
+
+// clear empties some tiers of a source.
+func (x *Indexer) clear(w prefix.Writer, s *source, tiers event.TierMask) {
+	w.Clear(s.holder, tiers)
+	for t := range event.Tier(event.Tiers) {
+		if tiers.Has(t) {
+			s.digests[t] = event.Digest{}
+		}
+	}
+}
+
+// diverge marks a source whose state is not what its bridge says, and has the
+// bridge write a checkpoint.
+func (x *Indexer) diverge(s *source) {
+	if !s.diverged {
+		s.diverged = true
+		x.metrics.divergences.Add(x.metrics.ctx, 1)
+	}
+	x.askCheckpoint(s)
+}
+
+// askInterval is how long a request for a checkpoint is given before it is made
+// again.
+const askInterval = 2 * time.Second
+
+// askCheckpoint asks the bridge of a source for a checkpoint.
+func (x *Indexer) askCheckpoint(s *source) {
+	if time.Since(s.asked) < askInterval {
+		return
+	}
+	s.asked = time.Now()
+	if err := x.nc.Publish(event.CheckpointSubject(s.name.Key()), event.CheckpointRequest(s.logSeq)); err != nil {
+		x.log.Debug("checkpoint not asked for", "error", err)
+	}
+}
+
+// chunk takes in a chunk of a checkpoint. The last one puts the state in force,
+// unless it is the state already.
+func (x *Indexer) chunk(s *source, seq uint64, data []byte) {
+	chunk, chunks := x.dec.Op.Chunk, x.dec.Op.Chunks
+	if chunk == 0 {
+		s.staged, s.first = s.staged[:0], seq
+	}
+	if chunk != len(s.staged) {
+		s.staged = nil // its beginning is missing
+		return
+	}
+	s.staged = append(s.staged, append([]byte(nil), data...))
+	if len(s.staged) < chunks {
+		return
+	}
+	staged := s.staged
+	s.staged, s.keep = nil, s.first
+	h := x.dec.Header
+	if want, ok := x.digestOf(staged[chunks-1]); ok && want == s.digests && !s.diverged {
+		x.header(s, &h)
+		return
+	}
+	before := s.diverged
+	s.part.index.Update(func(w prefix.Writer) {
+		x.clear(w, s, event.AllTiers)
+		s.diverged = false
+		for _, data := range staged {
+			x.restore(w, s, seq, data)
+		}
+		x.position.Store(seq)
+	})
+	x.header(s, &h)
+	if before && !s.diverged {
+		x.log.Info("healed by a checkpoint", "instance", s.name.Instance, "rank", s.name.Rank, "log_seq", seq)
+	}
+}
+
+// digestOf returns the digest that a record ends with.
+func (x *Indexer) digestOf(data []byte) (event.Digests, bool) {
+	var d event.Digests
+	found := false
+	if x.dec.Reset(data) != nil {
+		return d, false
+	}
+	for x.dec.Next() {
+		if x.dec.Op.Kind == event.OpDigest {
+			d, found = x.dec.Op.Digests, true
+		}
+	}
+	return d, found && x.dec.Err() == nil
+}
+
+// restore applies one chunk of a checkpoint.
+func (x *Indexer) restore(w prefix.Writer, s *source, seq uint64, data []byte) {
+	if err := x.dec.Reset(data); err != nil {
+		x.diverge(s)
+		return
+	}
+	for x.dec.Next() {
+		op := &x.dec.Op
+		if op.Kind != event.OpCheckpoint {
+			x.op(w, s, seq)
+			continue
+		}
+		salt := event.Salt(op.Tier, op.Owner)
+		for i := range op.Runs {
+			s.digests[op.Tier].Add(w.Store(s.holder, op.Tier, salt, &op.Runs[i]))
+		}
+	}
+	if x.dec.Err() != nil {
+		x.diverge(s)
+	}
+}

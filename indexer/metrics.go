@@ -1,0 +1,102 @@
+package indexer
+
+import (
+	"context"
+	"errors"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvmesh/kvmesh/indexer/event"
+)
+
+// metrics count what an Indexer does. Gauges are functions of its state.
+type metrics struct {
+	ctx         context.Context
+	blocks      metric.Int64Counter
+	bad         metric.Int64Counter
+	divergences metric.Int64Counter
+	purges      metric.Int64Counter
+	gauges      metric.Registration
+}
+
+func newMetrics(provider metric.MeterProvider, x *Indexer) (*metrics, error) {
+	meter := provider.Meter("github.com/kvmesh/kvmesh/indexer")
+	m := &metrics{ctx: context.Background()}
+	var errs []error
+	counter := func(at *metric.Int64Counter, name, unit, help string) {
+		c, err := meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(help))
+		*at, errs = c, append(errs, err)
+	}
+	gauge := func(name, unit, help string) metric.Int64ObservableGauge {
+		g, err := meter.Int64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(help))
+		errs = append(errs, err)
+		return g
+	}
+	counter(&m.blocks, "kvmesh.indexer.block.operations", "{block}", "Blocks stored and removed.")
+	counter(&m.bad, "kvmesh.indexer.records.bad", "{record}", "Records of the log that could not be read.")
+	counter(&m.divergences, "kvmesh.indexer.divergences", "{divergence}", "Sources whose state was found to differ from their bridge's.")
+	counter(&m.purges, "kvmesh.indexer.purges", "{purge}", "Purges of the beginning of the log.")
+	position := gauge("kvmesh.indexer.log.seq", "{record}", "Log sequence that answers are true for.")
+	lag := gauge("kvmesh.indexer.log.lag", "{record}", "Records of the log that have not been read.")
+	ready := gauge("kvmesh.indexer.ready", "1", "1 if answers are true, else 0.")
+	sources := gauge("kvmesh.indexer.sources", "{source}", "Sources known from the log.")
+	uncertain := gauge("kvmesh.indexer.sources.uncertain", "{source}", "Sources with lost batches.")
+	diverged := gauge("kvmesh.indexer.sources.diverged", "{source}", "Sources whose state differs from their bridge's.")
+	blocks := gauge("kvmesh.indexer.blocks", "{block}", "Blocks that sources hold, by tier.")
+	unique := gauge("kvmesh.indexer.blocks.unique", "{block}", "Different blocks in all indexes.")
+	reg, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		o.ObserveInt64(position, int64(x.position.Load()))
+		o.ObserveInt64(lag, int64(x.Lag()))
+		up := int64(0)
+		if x.Ready() == nil {
+			up = 1
+		}
+		o.ObserveInt64(ready, up)
+		c := x.census()
+		o.ObserveInt64(sources, c.sources)
+		o.ObserveInt64(uncertain, c.uncertain)
+		o.ObserveInt64(diverged, c.diverged)
+		o.ObserveInt64(unique, c.unique)
+		for name, n := range c.blocks {
+			o.ObserveInt64(blocks, n, metric.WithAttributes(attribute.String("tier", name)))
+		}
+		return nil
+	}, position, lag, ready, sources, uncertain, diverged, blocks, unique)
+	m.gauges = reg
+	return m, errors.Join(append(errs, err)...)
+}
+
+func (m *metrics) close() {
+	if m.gauges != nil {
+		m.gauges.Unregister()
+	}
+}
+
+// census is what the gauges of blocks and sources show.
+type census struct {
+	sources, uncertain, diverged, unique int64
+	blocks                               map[string]int64
+}
+
+func (x *Indexer) census() census {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	c := census{blocks: map[string]int64{}}
+	for _, s := range x.sources {
+		c.sources++
+		if s.gaps > 0 {
+			c.uncertain++
+		}
+		if s.diverged {
+			c.diverged++
+		}
+		for t, d := range s.digests {
+			c.blocks[event.Tier(t).String()] += int64(d.Count)
+		}
+	}
+	for _, p := range x.partitions {
+		c.unique += int64(p.index.Len())
+	}
+	return c
+}

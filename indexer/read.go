@@ -1,0 +1,164 @@
+package indexer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvmesh/kvmesh/indexer/event"
+	"github.com/kvmesh/kvmesh/indexer/prefix"
+)
+
+// The reader is the Indexer's own, because a consumer that heals itself heals
+// slowly when a leader is lost, and says nothing when the stream under it was
+// cut or made anew. This one is made again from the position whenever anything
+// seems wrong, and compares the position with the stream each time.
+const (
+	pullBatch      = 2000
+	pullHeartbeat  = 500 * time.Millisecond
+	requestTimeout = time.Second
+	retryMin       = 50 * time.Millisecond
+	retryMax       = time.Second
+)
+
+// readLoop reads the log until ctx ends.
+func (x *Indexer) readLoop(ctx context.Context) {
+	backoff := retryMin
+	for ctx.Err() == nil {
+		before := x.position.Load()
+		err := x.read(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if x.position.Load() != before {
+			backoff = retryMin
+		}
+		if !errors.Is(err, errRecheck) {
+			x.log.Warn("reading the log failed, trying again", "error", err, "log_seq", x.position.Load())
+		}
+		select {
+		case <-time.After(backoff):
+		case <-ctx.Done():
+		}
+		backoff = min(2*backoff, retryMax)
+	}
+}
+
+// errRecheck ends a read because the position is another one now.
+var errRecheck = errors.New("indexer: position changed")
+
+// read reads from the position on until something is wrong.
+func (x *Indexer) read(ctx context.Context) error {
+	if err := x.locate(ctx); err != nil {
+		return err
+	}
+	next := x.position.Load() + 1
+	created, cancel := context.WithTimeout(ctx, requestTimeout)
+	consumer, err := x.js.CreateConsumer(created, x.cfg.Stream, jetstream.ConsumerConfig{
+		DeliverPolicy:     jetstream.DeliverByStartSequencePolicy,
+		OptStartSeq:       next,
+		AckPolicy:         jetstream.AckNonePolicy,
+		MemoryStorage:     true,
+		Replicas:          1,
+		InactiveThreshold: 30 * time.Second,
+	})
+	cancel()
+	if err != nil {
+		return fmt.Errorf("create a consumer: %w", err)
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTimeout)
+		defer cancel()
+		if err := x.js.DeleteConsumer(ctx, x.cfg.Stream, consumer.CachedInfo().Name); err != nil {
+			x.log.Debug("consumer not deleted, it will go by itself", "error", err)
+		}
+	}()
+	messages, err := consumer.Messages(jetstream.PullMaxMessages(pullBatch), jetstream.PullHeartbeat(pullHeartbeat), jetstream.WithMessagesErrOnMissingHeartbeat(true))
+	if err != nil {
+		return fmt.Errorf("pull: %w", err)
+	}
+	defer messages.Stop()
+	stop := context.AfterFunc(ctx, messages.Stop)
+	defer stop()
+	delivered := uint64(0)
+	for {
+		msg, err := messages.Next()
+		if err != nil {
+			return fmt.Errorf("pull: %w", err)
+		}
+		meta, err := msg.Metadata()
+		if err != nil {
+			return fmt.Errorf("pull: %w", err)
+		}
+		if delivered++; meta.Sequence.Consumer != delivered {
+			return fmt.Errorf("pull: message %d came as number %d", delivered, meta.Sequence.Consumer)
+		}
+		seq := meta.Sequence.Stream
+		if seq > x.end.Load() {
+			x.end.Store(seq)
+		}
+		if seq > x.position.Load()+1 {
+			// What should come next is not there any more: the log was cut
+			// behind the position, or somebody deleted single records. The
+			// latter shows in the digests.
+			before := x.position.Load()
+			if err := x.locate(ctx); err != nil {
+				return err
+			}
+			if x.position.Load() != before {
+				return errRecheck
+			}
+		}
+		x.apply(seq, msg.Subject(), msg.Data())
+	}
+}
+
+// locate compares the position with the stream, and makes the stream if there is
+// none. A position that is not in the stream is given up: everything is read
+// anew.
+func (x *Indexer) locate(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	stream, err := x.js.Stream(ctx, x.cfg.Stream)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		stream, err = x.js.CreateStream(ctx, event.StreamConfig(x.cfg.Stream, x.cfg.Replicas))
+	}
+	if err != nil {
+		return fmt.Errorf("stream %s: %w", x.cfg.Stream, err)
+	}
+	info := stream.CachedInfo()
+	at := x.position.Load()
+	x.end.Store(info.State.LastSeq)
+	switch {
+	case x.created.IsZero(): // the first look
+	case !info.Created.Equal(x.created):
+		x.log.Warn("the log is a new stream: reading it anew", "created", info.Created)
+	case info.State.LastSeq < at:
+		x.log.Warn("the log ends before the position: reading it anew", "last", info.State.LastSeq, "log_seq", at)
+	case info.State.FirstSeq > at+1:
+		x.log.Warn("the log was cut behind the position: reading it anew", "first", info.State.FirstSeq, "log_seq", at)
+	default:
+		return nil
+	}
+	x.restart(info.Created, info.State.FirstSeq, info.State.LastSeq)
+	return nil
+}
+
+// restart forgets everything, and begins before the first record there is.
+func (x *Indexer) restart(created time.Time, first, last uint64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.created, x.target = created, last
+	x.ready.Store(false)
+	x.sources = map[event.Source]*source{}
+	for _, p := range x.partitions {
+		p.index = prefix.New()
+		p.holders = map[prefix.Holder]*source{}
+		x.dropIfEmpty(p)
+	}
+	x.position.Store(0)
+	x.advance(max(first, 1) - 1)
+}

@@ -1,0 +1,448 @@
+// Package replica is what the replicas of one service share through NATS.
+package replica
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvmesh/kvmesh/indexer/event"
+)
+
+// Catalog is the workers of the fleet, in a NATS key-value bucket: registered
+// with any replica or bridge, all see them. It keeps a copy in memory that
+// follows the bucket.
+type Catalog struct {
+	bucket string
+	config jetstream.KeyValueConfig
+	js     jetstream.JetStream
+	log    *slog.Logger
+	see    []Observer
+
+	mu       sync.Mutex
+	kv       jetstream.KeyValue // nil until the bucket is there
+	workers  map[event.Source]event.Worker
+	revision uint64 // of the bucket, up to which workers is true
+	read     bool   // all of the bucket has been read
+	changed  chan struct{}
+}
+
+// Observer is told of every change of the catalog, from one goroutine and in
+// order. Both methods may be called again for what has been told before.
+type Observer interface {
+	Registered(event.Worker)
+	Unregistered(event.Source)
+	// CatalogRead is called when all that was in the catalog at the beginning
+	// has been told.
+	CatalogRead()
+}
+
+// CatalogConfig is where a Catalog is.
+type CatalogConfig struct {
+	// Bucket is the name of the key-value bucket, and Replicas how many NATS
+	// servers keep it, should it have to be made.
+	Bucket   string
+	Replicas int
+}
+
+// DefaultCatalog returns the configuration of the catalog that all parts of a
+// deployment share.
+func DefaultCatalog() CatalogConfig { return CatalogConfig{Bucket: "KVMESH_WORKERS", Replicas: 1} }
+
+// NewCatalog returns a Catalog that tells the observers what it sees. Run runs
+// it.
+func NewCatalog(js jetstream.JetStream, cfg CatalogConfig, logger *slog.Logger, observers ...Observer) *Catalog {
+	if logger == nil {
+		logger = slog.New(slog.DiscardHandler)
+	}
+	return &Catalog{
+		bucket: cfg.Bucket,
+		config: jetstream.KeyValueConfig{
+			Bucket:      cfg.Bucket,
+			Description: "kvmesh: the workers of the fleet",
+			Storage:     jetstream.FileStorage,
+			Replicas:    cfg.Replicas,
+		},
+		js:      js,
+		log:     logger,
+		see:     observers,
+		workers: map[event.Source]event.Worker{},
+		changed: make(chan struct{}),
+	}
+}
+
+// Keys of the bucket: a worker rank, and a partition with its block size.
+const (
+	workerPrefix    = "w."
+	partitionPrefix = "p."
+)
+
+func partitionKey(p event.Partition) string {
+	return partitionPrefix + event.Escape(p.Model) + "." + event.Escape(p.Group)
+}
+
+// entry is a worker as the bucket has it.
+type entry struct {
+	Instance       string            `json:"instance_id"`
+	IntegerID      bool              `json:"integer_id,omitempty"`
+	Model          string            `json:"model_name"`
+	Group          string            `json:"routing_group"`
+	Rank           uint32            `json:"dp_rank"`
+	Endpoint       string            `json:"endpoint"`
+	ReplayEndpoint string            `json:"replay_endpoint,omitempty"`
+	Topic          string            `json:"topic,omitempty"`
+	Engine         string            `json:"engine,omitempty"`
+	BlockSize      uint32            `json:"block_size"`
+	Labels         map[string]string `json:"labels,omitempty"`
+}
+
+func encode(w *event.Worker) ([]byte, error) {
+	return json.Marshal(entry{
+		Instance: w.Instance, IntegerID: w.IntegerID, Model: w.Model, Group: w.Group, Rank: w.Rank, Endpoint: w.Endpoint,
+		ReplayEndpoint: w.ReplayEndpoint, Topic: w.Topic, Engine: w.Engine, BlockSize: w.BlockSize, Labels: w.Labels,
+	})
+}
+
+func decode(data []byte) (event.Worker, error) {
+	var e entry
+	if err := json.Unmarshal(data, &e); err != nil {
+		return event.Worker{}, err
+	}
+	w := event.Worker{
+		Source:   event.Source{Model: e.Model, Group: e.Group, Instance: e.Instance, Rank: e.Rank},
+		Endpoint: e.Endpoint, ReplayEndpoint: e.ReplayEndpoint, Topic: e.Topic, Engine: e.Engine,
+		BlockSize: e.BlockSize, Labels: e.Labels, IntegerID: e.IntegerID,
+	}
+	return w, w.Validate()
+}
+
+// -- following the bucket -----------------------------------------------------
+
+// Run follows the bucket until ctx ends, and returns nil.
+func (c *Catalog) Run(ctx context.Context) error {
+	backoff := 50 * time.Millisecond
+	for ctx.Err() == nil {
+		began := time.Now()
+		if err := c.follow(ctx); ctx.Err() == nil {
+			c.log.Warn("following the catalog failed, trying again", "error", err)
+		}
+		if time.Since(began) > 10*time.Second {
+			backoff = 50 * time.Millisecond
+		}
+		select {
+		case <-time.After(backoff):
+		case <-ctx.Done():
+		}
+		backoff = min(2*backoff, time.Second)
+	}
+	return nil
+}
+
+// follow watches the bucket until the watch ends.
+func (c *Catalog) follow(ctx context.Context) error {
+	opening, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	kv, err := c.js.KeyValue(opening, c.bucket)
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		kv, err = c.js.CreateKeyValue(opening, c.config)
+	}
+	if err != nil {
+		return fmt.Errorf("bucket %s: %w", c.bucket, err)
+	}
+	watch, err := kv.Watch(ctx, workerPrefix+">")
+	if err != nil {
+		return fmt.Errorf("watch %s: %w", c.bucket, err)
+	}
+	defer watch.Stop()
+	c.mu.Lock()
+	c.kv, c.revision = kv, 0 // a bucket made anew counts from the beginning
+	c.mu.Unlock()
+	told := map[event.Source]bool{} // by this watch
+	initial := true
+	for {
+		select {
+		case e, ok := <-watch.Updates():
+			switch {
+			case !ok:
+				return errors.New("the watch ended")
+			case e != nil:
+				c.update(e, told)
+			case initial:
+				initial = false
+				c.complete(told)
+			}
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// update takes in one entry of the bucket.
+func (c *Catalog) update(e jetstream.KeyValueEntry, told map[event.Source]bool) {
+	source, err := event.ParseKey(strings.TrimPrefix(e.Key(), workerPrefix))
+	if err != nil {
+		c.log.Warn("entry of the catalog is no worker", "key", e.Key(), "error", err)
+		return
+	}
+	if e.Operation() != jetstream.KeyValuePut {
+		c.remove(source, e.Revision())
+		return
+	}
+	w, err := decode(e.Value())
+	if err == nil && w.Source != source {
+		err = fmt.Errorf("it says that it is %s", w.Key())
+	}
+	if err != nil {
+		c.log.Warn("entry of the catalog can't be used", "key", e.Key(), "error", err)
+		return
+	}
+	told[source] = true
+	c.put(w, e.Revision())
+}
+
+// complete is called when a watch has told of all there is: what it did not tell
+// of is gone.
+func (c *Catalog) complete(told map[event.Source]bool) {
+	c.mu.Lock()
+	var gone []event.Source
+	for source := range c.workers {
+		if !told[source] {
+			gone = append(gone, source)
+		}
+	}
+	first := !c.read
+	c.read = true
+	c.mu.Unlock()
+	for _, source := range gone {
+		c.remove(source, 0)
+	}
+	if first {
+		for _, o := range c.see {
+			o.CatalogRead()
+		}
+	}
+}
+
+func (c *Catalog) put(w event.Worker, revision uint64) {
+	c.mu.Lock()
+	before, known := c.workers[w.Source]
+	c.mu.Unlock()
+	if !known || !before.Equal(&w) {
+		for _, o := range c.see {
+			o.Registered(w)
+		}
+	}
+	c.reached(revision, func() { c.workers[w.Source] = w })
+}
+
+func (c *Catalog) remove(source event.Source, revision uint64) {
+	c.mu.Lock()
+	_, known := c.workers[source]
+	c.mu.Unlock()
+	if known {
+		for _, o := range c.see {
+			o.Unregistered(source)
+		}
+	}
+	c.reached(revision, func() { delete(c.workers, source) })
+}
+
+// reached makes a change to the copy that all observers have been told of, and
+// wakes who waits for it.
+func (c *Catalog) reached(revision uint64, change func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	change()
+	if revision > c.revision {
+		c.revision = revision
+	}
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+// await waits until a revision has been told to all observers of this process.
+func (c *Catalog) await(ctx context.Context, revision uint64) error {
+	for {
+		c.mu.Lock()
+		at, changed := c.revision, c.changed
+		c.mu.Unlock()
+		if at >= revision {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("the catalog took the change, but has not told of it yet: %w", ctx.Err())
+		}
+	}
+}
+
+// bucketNow returns the bucket, or why it can't be had.
+func (c *Catalog) bucketNow() (jetstream.KeyValue, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.kv == nil || !c.read {
+		return nil, fmt.Errorf("the catalog of workers, bucket %s, has not been reached yet", c.bucket)
+	}
+	return c.kv, nil
+}
+
+// -- changing it --------------------------------------------------------------
+
+// Register puts a worker into the catalog. When it returns, the observers of this
+// process have been told. Registering a worker again as it is is fine. Errors
+// wrap event.ErrWorker or event.ErrConflict, or say why NATS could not be reached.
+func (c *Catalog) Register(ctx context.Context, w event.Worker) error {
+	if err := w.Validate(); err != nil {
+		return err
+	}
+	kv, err := c.bucketNow()
+	if err != nil {
+		return err
+	}
+	known, err := c.conflict(&w)
+	if err != nil || known {
+		return err
+	}
+	if err := c.claimBlockSize(ctx, kv, &w); err != nil {
+		return err
+	}
+	data, err := encode(&w)
+	if err != nil {
+		return err
+	}
+	revision, err := kv.Create(ctx, workerPrefix+w.Key(), data)
+	if errors.Is(err, jetstream.ErrKeyExists) {
+		return fmt.Errorf("%w: rank %d of instance %q was registered by somebody else just now", event.ErrConflict, w.Rank, w.Instance)
+	}
+	if err != nil {
+		return fmt.Errorf("catalog: %w", err)
+	}
+	return c.await(ctx, revision)
+}
+
+// conflict compares a registration with the workers there are. It tells whether
+// the worker is registered just so already.
+func (c *Catalog) conflict(w *event.Worker) (known bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if before, ok := c.workers[w.Source]; ok {
+		if before.Equal(w) {
+			return true, nil
+		}
+		return false, fmt.Errorf("%w: rank %d of instance %q is registered with endpoint %s; unregister it before you change it", event.ErrConflict, w.Rank, w.Instance, before.Endpoint)
+	}
+	for _, other := range c.workers {
+		if other.Instance == w.Instance && other.Partition() != w.Partition() {
+			return false, fmt.Errorf("%w: instance %q is registered for model %q, routing group %q", event.ErrConflict, w.Instance, other.Model, other.Group)
+		}
+		if other.Partition() == w.Partition() && other.BlockSize != w.BlockSize {
+			return false, fmt.Errorf("%w: block_size is %d, but the workers of model %q, routing group %q have %d", event.ErrConflict, w.BlockSize, w.Model, w.Group, other.BlockSize)
+		}
+	}
+	return false, nil
+}
+
+// claimBlockSize makes the worker's block size that of its partition, unless
+// another replica was faster with another one.
+func (c *Catalog) claimBlockSize(ctx context.Context, kv jetstream.KeyValue, w *event.Worker) error {
+	key, want := partitionKey(w.Partition()), fmt.Sprintf(`{"block_size":%d}`, w.BlockSize)
+	for range 5 {
+		e, err := kv.Get(ctx, key)
+		switch {
+		case errors.Is(err, jetstream.ErrKeyNotFound):
+			_, err = kv.Create(ctx, key, []byte(want))
+		case err == nil && string(e.Value()) == want:
+			return nil
+		case err == nil && c.inhabited(w.Partition()):
+			return fmt.Errorf("%w: block_size is %d, but model %q, routing group %q has %s", event.ErrConflict, w.BlockSize, w.Model, w.Group, e.Value())
+		case err == nil: // of workers that are gone
+			_, err = kv.Update(ctx, key, []byte(want), e.Revision())
+		}
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, jetstream.ErrKeyExists) {
+			return fmt.Errorf("catalog: %w", err)
+		}
+	}
+	return fmt.Errorf("%w: several registrations set the block size of model %q, routing group %q at once", event.ErrConflict, w.Model, w.Group)
+}
+
+func (c *Catalog) inhabited(p event.Partition) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for source := range c.workers {
+		if source.Partition() == p {
+			return true
+		}
+	}
+	return false
+}
+
+// Unregister takes workers out of the catalog, and returns which: those of an
+// instance of a model, of one routing group unless group is empty, and of one
+// rank unless rank is nil. When it returns, the observers of this process have
+// been told. Errors wrap event.ErrNotRegistered, or say why NATS could not be
+// reached.
+func (c *Catalog) Unregister(ctx context.Context, instance, model, group string, rank *uint32) ([]event.Source, error) {
+	kv, err := c.bucketNow()
+	if err != nil {
+		return nil, err
+	}
+	var out []event.Source
+	c.mu.Lock()
+	for s := range c.workers {
+		if s.Instance == instance && s.Model == model && (group == "" || group == s.Group) && (rank == nil || *rank == s.Rank) {
+			out = append(out, s)
+		}
+	}
+	c.mu.Unlock()
+	if len(out) == 0 {
+		return nil, fmt.Errorf("%w: instance %q of model %q", event.ErrNotRegistered, instance, model)
+	}
+	slices.SortFunc(out, func(a, b event.Source) int { return strings.Compare(a.Key(), b.Key()) })
+	for _, s := range out {
+		if err := kv.Delete(ctx, workerPrefix+s.Key()); err != nil {
+			return nil, fmt.Errorf("catalog: %w", err)
+		}
+	}
+	return out, c.awaitGone(ctx, out)
+}
+
+// awaitGone waits until workers are not in the copy any more.
+func (c *Catalog) awaitGone(ctx context.Context, sources []event.Source) error {
+	for {
+		c.mu.Lock()
+		there := slices.ContainsFunc(sources, func(s event.Source) bool { _, ok := c.workers[s]; return ok })
+		changed := c.changed
+		c.mu.Unlock()
+		if !there {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("the catalog took the change, but has not told of it yet: %w", ctx.Err())
+		}
+	}
+}
+
+// Workers returns the workers there are.
+func (c *Catalog) Workers() []event.Worker {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := make([]event.Worker, 0, len(c.workers))
+	for _, w := range c.workers {
+		out = append(out, w)
+	}
+	return out
+}
