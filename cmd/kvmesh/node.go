@@ -1,0 +1,319 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	otelprom "go.opentelemetry.io/otel/exporters/prometheus"
+	"go.opentelemetry.io/otel/sdk/metric"
+
+	"github.com/kvmesh/kvmesh/bridge"
+	"github.com/kvmesh/kvmesh/bridge/engine"
+	"github.com/kvmesh/kvmesh/indexer"
+	"github.com/kvmesh/kvmesh/indexer/api"
+	"github.com/kvmesh/kvmesh/indexer/event"
+	"github.com/kvmesh/kvmesh/replica"
+)
+
+// node is what runs in one process: a bridge, an indexer with its front doors, or
+// both.
+type node struct {
+	role     string
+	log      logFlags
+	nats     natsFlags
+	workers  workerFlags
+	http     httpFlags
+	config   string
+	dataDir  string
+	id       string
+	bridge   bridge.Config
+	onGap    string
+	media    []string
+	index    indexer.Config
+	withEdge bool // runs a bridge
+	withRead bool // runs an indexer
+}
+
+func serveCommand() *cobra.Command {
+	n := &node{role: "serve", withEdge: true, withRead: true}
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Run everything in one process: NATS, bridge, indexer, API",
+		Example: `  kvmesh serve --worker w0=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5558 --model my-model --block-size 16
+  kvmesh serve --nats nats://nats-1:4222,nats://nats-2:4222`,
+		Args: cobra.NoArgs,
+		RunE: n.run,
+	}
+	n.addFlags(cmd.Flags())
+	cmd.Flags().StringVar(&n.dataDir, "data-dir", "kvmesh-data", "directory of the embedded NATS server")
+	return cmd
+}
+
+func bridgeCommand() *cobra.Command {
+	n := &node{role: "bridge", withEdge: true}
+	cmd := &cobra.Command{
+		Use:   "bridge",
+		Short: "Run a bridge: read engines, write the log",
+		Args:  cobra.NoArgs,
+		RunE:  n.run,
+	}
+	n.addFlags(cmd.Flags())
+	return cmd
+}
+
+func indexerCommand() *cobra.Command {
+	n := &node{role: "indexer", withRead: true}
+	cmd := &cobra.Command{
+		Use:   "indexer",
+		Short: "Run an indexer: read the log, answer queries",
+		Args:  cobra.NoArgs,
+		RunE:  n.run,
+	}
+	n.addFlags(cmd.Flags())
+	return cmd
+}
+
+func (n *node) addFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&n.config, "config", "", "file with settings, as YAML: flag names and their values")
+	n.log.add(flags)
+	n.nats.add(flags, n.role == "serve")
+	n.workers.add(flags)
+	flags.StringVar(&n.id, "id", "", "name of this process among others; empty: the host's name and a number")
+	n.bridge, n.index = bridge.Default("-"), indexer.Default()
+	if n.withEdge {
+		b := &n.bridge
+		flags.StringVar(&n.onGap, "on-gap", string(b.OnGap), "what becomes of a worker's blocks when batches are lost for good: keep or reset")
+		flags.StringArrayVar(&n.media, "medium", nil, "tier of a medium, such as FS=disk (repeatable)")
+		flags.IntVar(&b.ZMTP.MaxFrame, "max-frame", b.ZMTP.MaxFrame, "largest ZMQ frame that is read, in bytes")
+		flags.DurationVar(&b.ProbeInterval, "probe-interval", b.ProbeInterval, "silence after which an engine is asked for lost batches")
+		flags.DurationVar(&b.RepairTimeout, "repair-timeout", b.RepairTimeout, "silence after which a replay counts as ended")
+		flags.IntVar(&b.Repairs, "repairs", b.Repairs, "replay requests that are open at a time")
+		flags.IntVar(&b.MaxHeld, "max-held", b.MaxHeld, "bytes held of a worker's batches while others before them are missing")
+		flags.IntVar(&b.MaxBacklog, "max-backlog", b.MaxBacklog, "bytes held of a worker's operations while NATS does not take them")
+		flags.IntVar(&b.Residency.Known, "known-blocks", b.Residency.Known, "blocks remembered of a worker after they left every tier")
+		flags.IntVar(&b.Residency.Parked, "parked-blocks", b.Residency.Parked, "blocks held of a worker while their parent is unknown")
+	}
+	if n.withRead {
+		x := &n.index
+		flags.DurationVar(&x.Grace, "grace", x.Grace, "how long the blocks of a worker that is not registered are kept")
+		flags.BoolVar(&x.Compact, "compact", x.Compact, "keep the log small")
+		n.http.add(flags, "127.0.0.1:8090")
+	} else {
+		n.http.add(flags, "")
+	}
+}
+
+// httpFlags are how to serve HTTP.
+type httpFlags struct {
+	addr, token, cert, key string
+}
+
+func (h *httpFlags) add(flags *pflag.FlagSet, addr string) {
+	flags.StringVar(&h.addr, "http", addr, "address to serve HTTP on; empty: none")
+	flags.StringVar(&h.token, "http-token", "", "bearer token that clients have to send; empty: none")
+	flags.StringVar(&h.cert, "http-tls-cert", "", "certificate file, to serve HTTPS")
+	flags.StringVar(&h.key, "http-tls-key", "", "key file of the certificate")
+}
+
+// run runs the node until the command's context ends.
+func (n *node) run(cmd *cobra.Command, _ []string) error {
+	if err := settle(cmd); err != nil {
+		return err
+	}
+	log, err := n.log.logger(cmd.ErrOrStderr())
+	if err != nil {
+		return err
+	}
+	if err := n.complete(); err != nil {
+		return err
+	}
+	workers, err := n.workers.parse()
+	if err != nil {
+		return err
+	}
+	var listener net.Listener
+	if n.http.addr != "" {
+		if listener, err = net.Listen("tcp", n.http.addr); err != nil {
+			return fmt.Errorf("--http: %w", err)
+		}
+		defer listener.Close()
+	}
+	var embedded *server.Server
+	if n.nats.url == "" {
+		if embedded, err = n.nats.embed(n.dataDir, log); err != nil {
+			return err
+		}
+		defer func() {
+			embedded.Shutdown()
+			embedded.WaitForShutdown()
+		}()
+	}
+	nc, err := n.nats.connect("kvmesh "+n.role+" "+n.id, embedded, log)
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	return n.serve(cmd.Context(), log, nc, listener, workers)
+}
+
+// complete works out the settings that depend on others.
+func (n *node) complete() error {
+	if n.id == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			host = "kvmesh"
+		}
+		n.id = fmt.Sprintf("%s-%d", host, os.Getpid())
+	}
+	overrides := map[string]string{}
+	for _, m := range n.media {
+		name, tier, ok := strings.Cut(m, "=")
+		if !ok {
+			return fmt.Errorf("--medium is %q: want name=tier", m)
+		}
+		overrides[name] = tier
+	}
+	media, err := engine.NewMedia(overrides)
+	if err != nil {
+		return fmt.Errorf("--medium: %w", err)
+	}
+	n.bridge.ID, n.bridge.Media, n.bridge.OnGap = n.id, media, bridge.GapPolicy(n.onGap)
+	n.bridge.ZMTP.MaxMessage = max(n.bridge.ZMTP.MaxMessage, n.bridge.ZMTP.MaxFrame)
+	n.bridge.Replicas, n.index.Replicas = n.nats.replicas, n.nats.replicas
+	if !n.withEdge {
+		return nil
+	}
+	return n.bridge.Validate()
+}
+
+// serve runs the node's parts until ctx ends, and ends them in the order that
+// loses nothing.
+func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, listener net.Listener, workers []event.Worker) error {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return err
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	exporter, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithoutScopeInfo())
+	if err != nil {
+		return err
+	}
+	meter := metric.NewMeterProvider(metric.WithReader(exporter))
+	defer meter.Shutdown(context.WithoutCancel(ctx))
+
+	var observers []replica.Observer
+	edge, index := (*bridge.Bridge)(nil), (*indexer.Indexer)(nil)
+	if n.withEdge {
+		if edge, err = bridge.New(nc, js, n.bridge, bridge.Options{Logger: log, Meter: meter}); err != nil {
+			return err
+		}
+		observers = append(observers, edgeObserver{edge})
+	}
+	if n.withRead {
+		if index, err = indexer.New(nc, js, n.index, indexer.Options{Logger: log, Meter: meter}); err != nil {
+			return err
+		}
+		observers = append(observers, index)
+	}
+	where := replica.DefaultCatalog()
+	where.Replicas = n.nats.replicas
+	catalog := replica.NewCatalog(js, where, log, observers...)
+
+	// Everything ends with ctx, but the catalog and the indexer go on until
+	// the bridge has written its last words.
+	late, stopLate := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopLate()
+	var early, rest sync.WaitGroup
+	failed := make(chan error, 4)
+	start := func(wg *sync.WaitGroup, ctx context.Context, run func(context.Context) error) {
+		wg.Go(func() {
+			if err := run(ctx); err != nil {
+				failed <- err
+			}
+		})
+	}
+	start(&rest, late, catalog.Run)
+	if edge != nil {
+		start(&early, ctx, edge.Run)
+	}
+	if index != nil {
+		start(&rest, late, index.Run)
+	}
+	web := n.web(log, nc, index, catalog, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	if listener != nil {
+		start(&early, ctx, func(context.Context) error { return n.listenHTTP(web, listener) })
+		log.Info("serving HTTP", "addr", listener.Addr().String(), "role", n.role, "id", n.id)
+	}
+	early.Go(func() { register(ctx, catalog, workers, log) })
+
+	select {
+	case <-ctx.Done():
+		err = nil
+	case err = <-failed:
+	}
+	log.Info("stopping")
+	stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if e := web.Shutdown(stopping); e != nil {
+		web.Close()
+	}
+	early.Wait()
+	stopLate()
+	rest.Wait()
+	return err
+}
+
+// web returns the HTTP server. A process without an index has metrics and health
+// only.
+func (n *node) web(log *slog.Logger, nc *nats.Conn, index *indexer.Indexer, catalog *replica.Catalog, metrics http.Handler) *http.Server {
+	if index == nil {
+		mux := http.NewServeMux()
+		mux.Handle("GET /metrics", metrics)
+		mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("{\"status\":\"ok\"}\n")) })
+		return &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	}
+	fleet := api.NewFleet(log)
+	if _, err := fleet.Follow(nc); err != nil {
+		log.Error("bridges not listened to", "error", err)
+	}
+	cfg := api.Default()
+	cfg.Token = n.http.token
+	return api.New(cfg, index, catalog, fleet, metrics, log).HTTPServer()
+}
+
+func (n *node) listenHTTP(web *http.Server, listener net.Listener) error {
+	var err error
+	if n.http.cert != "" || n.http.key != "" {
+		err = web.ServeTLS(listener, n.http.cert, n.http.key)
+	} else {
+		err = web.Serve(listener)
+	}
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return fmt.Errorf("HTTP: %w", err)
+}
+
+// edgeObserver tells a bridge of the catalog.
+type edgeObserver struct{ b *bridge.Bridge }
+
+func (o edgeObserver) Registered(w event.Worker)   { o.b.Set(w) }
+func (o edgeObserver) Unregistered(s event.Source) { o.b.Remove(s) }
+func (o edgeObserver) CatalogRead()                {}
