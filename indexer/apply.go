@@ -7,16 +7,25 @@ import (
 	"github.com/kvmesh/kvmesh/indexer/prefix"
 )
 
-// apply applies the record at a log sequence. What can't be read is counted and
-// skipped: the next digest of its source shows the difference.
+// apply applies the record at a log sequence.
 func (x *Indexer) apply(seq uint64, subject string, data []byte) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	defer x.advance(seq)
 	name, err := event.ParseSubject(subject)
 	if err == nil {
 		err = x.dec.Reset(data)
 	}
+	h := x.dec.Header
+	x.applyRecord(name, seq, subject, data, err)
+	if x.applied != nil && err == nil {
+		x.applied(name, h, seq)
+	}
+}
+
+// applyRecord applies a record whose header has been read. What can't be read is
+// counted and skipped: the next digest of its source shows the difference.
+func (x *Indexer) applyRecord(name event.Source, seq uint64, subject string, data []byte, err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	defer x.advance(seq)
 	if err != nil {
 		x.metrics.bad.Add(x.metrics.ctx, 1)
 		x.log.Error("record can't be read", "subject", subject, "log_seq", seq, "error", err)

@@ -90,6 +90,10 @@ func (c *Config) Validate() error {
 type Options struct {
 	Logger *slog.Logger
 	Meter  metric.MeterProvider
+	// Applied, if not nil, is called after each record, when queries see what
+	// it changed, from the goroutine of Run: the source, the header of its
+	// record, and the log sequence.
+	Applied func(s event.Source, h event.Header, logSeq uint64)
 }
 
 // Indexer is an exact index of the log.
@@ -99,6 +103,7 @@ type Indexer struct {
 	js      jetstream.JetStream
 	log     *slog.Logger
 	metrics *metrics
+	applied func(event.Source, event.Header, uint64)
 
 	position atomic.Uint64 // log sequence that all answers are true for
 	end      atomic.Uint64 // last sequence of the stream, as last seen
@@ -174,6 +179,7 @@ func New(nc *nats.Conn, js jetstream.JetStream, cfg Config, opts Options) (*Inde
 		nc:         nc,
 		js:         js,
 		log:        opts.Logger,
+		applied:    opts.Applied,
 		partitions: map[event.Partition]*partition{},
 		sources:    map[event.Source]*source{},
 		waiters:    map[*waiter]struct{}{},

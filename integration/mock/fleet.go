@@ -27,6 +27,10 @@ type FleetOptions struct {
 	Rate    float64       // batches a second over all; 0: as fast as subscribers take them
 	Batches int           // in all; 0: no end
 	Tick    time.Duration // how often what is due is published; 1 ms
+
+	// Before, if not nil, is called before each batch is published, from the
+	// goroutine of Run.
+	Before func(m *Member, seq uint64)
 }
 
 // Member is one rank of an engine of a fleet.
@@ -152,6 +156,9 @@ func (m *Member) publish() error {
 	return err
 }
 
+// Pace changes the rate and the number of batches of later Runs.
+func (f *Fleet) Pace(rate float64, batches int) { f.o.Rate, f.o.Batches = rate, batches }
+
 // Run publishes batches, the members in turn, until all are out or ctx ends,
 // which is no error. A later Run goes on where the one before ended.
 func (f *Fleet) Run(ctx context.Context) error {
@@ -170,6 +177,9 @@ func (f *Fleet) Run(ctx context.Context) error {
 			m := f.member(f.Sent())
 			if f.o.Rate <= 0 && m.Backlog() >= backlogMost {
 				break
+			}
+			if f.o.Before != nil {
+				f.o.Before(m, m.Next())
 			}
 			if err := m.publish(); err != nil {
 				return err

@@ -52,6 +52,9 @@ func NewWorkload(o WorkloadOptions) *Workload {
 	return &Workload{o: o, left: o.Prompt - o.Shared}
 }
 
+// Again returns a workload that does the same from the beginning.
+func (w *Workload) Again() *Workload { return NewWorkload(w.o) }
+
 // Next returns the events of the next batch: a store, and a removal before it
 // when the engine is full.
 func (w *Workload) Next() []model.Event {

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"runtime/pprof"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+func benchCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure: every figure is counted to completion and checked against a model",
+	}
+	var profile string
+	cmd.PersistentFlags().StringVar(&profile, "cpuprofile", "", "file to write a CPU profile to")
+	var file *os.File
+	cmd.PersistentPreRunE = func(*cobra.Command, []string) (err error) {
+		if profile == "" {
+			return nil
+		}
+		if file, err = os.Create(profile); err != nil {
+			return err
+		}
+		return pprof.StartCPUProfile(file)
+	}
+	cmd.PersistentPostRunE = func(*cobra.Command, []string) error {
+		if file == nil {
+			return nil
+		}
+		pprof.StopCPUProfile()
+		return file.Close()
+	}
+	cmd.AddCommand(benchPipelineCommand())
+	return cmd
+}
+
+// figures are what a benchmark found, by name.
+type figures map[string]float64
+
+// print writes the figures for people, and to a file as one flat JSON object if
+// there is one.
+func (f figures) print(out io.Writer, path string) error {
+	for _, name := range slices.Sorted(maps.Keys(f)) {
+		fmt.Fprintf(out, "%-24s %.6g\n", name, f[name])
+	}
+	if path == "" {
+		return nil
+	}
+	data, err := json.MarshalIndent(f, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(data, '\n'), 0o644)
+}
+
+// percentile returns the p-th percentile of values, which it sorts.
+func percentile[T cmp.Ordered](values []T, p float64) T {
+	var zero T
+	if len(values) == 0 {
+		return zero
+	}
+	slices.Sort(values)
+	return values[min(int(float64(len(values))*p/100), len(values)-1)]
+}
+
+// cpuTime returns the processor time that the process has used.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// residentMB returns the memory that the process has resident, in MB.
+func residentMB() float64 {
+	data, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return 0
+	}
+	var size, resident int64
+	fmt.Sscan(string(data), &size, &resident)
+	return float64(resident*int64(os.Getpagesize())) / 1e6
+}
