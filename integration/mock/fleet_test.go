@@ -61,6 +61,20 @@ func TestWorkloadIsWhatItSays(t *testing.T) {
 	}
 }
 
+// A prompt that is longer than the engine's capacity stays until the next one.
+func TestWorkloadOfLittleCapacity(t *testing.T) {
+	w := NewWorkload(WorkloadOptions{BlockSize: 4, PerBatch: 5, Prompt: 20, Shared: 5, Capacity: 8})
+	src := model.New(4, model.VLLM)
+	for step := range 40 {
+		for _, e := range w.Next() {
+			src.Apply(e)
+		}
+		if held := len(src.Resident()[model.Device]); held != w.held || held < w.growth {
+			t.Fatalf("step %d: %d blocks, believes %d, of which the newest prompt is %d", step, held, w.held, w.growth)
+		}
+	}
+}
+
 func TestWorkloadFills1KB(t *testing.T) {
 	w := NewWorkload(WorkloadOptions{})
 	for range 1000 {
@@ -198,7 +212,7 @@ func TestFleetKeepsItsRate(t *testing.T) {
 // TestFleetWaitsForSubscribers runs without a rate against a subscriber that
 // does not read yet: nothing is dropped.
 func TestFleetWaitsForSubscribers(t *testing.T) {
-	f := fleet(t, FleetOptions{Batches: 20_000, Engine: Options{Ring: 1}})
+	f := fleet(t, FleetOptions{Batches: 20_000, Engine: Options{Ring: 1, HWM: backlogMost}})
 	e := f.Members[0].Engine
 	s := subscribed(t, e)
 	done := make(chan error)

@@ -2,9 +2,12 @@ package mock
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
+	"fmt"
 	"io"
 	"net"
+	"sync"
 	"testing"
 	"time"
 )
@@ -70,17 +73,24 @@ func TestHostilePeers(t *testing.T) {
 				c.Write(data)
 			}
 		}
-		// Their bytes came before this one's, but it may not matter when they are read.
-		s := subscribed(t, e)
-		for range 3 {
-			e.PublishRaw([]byte("x"), Sent)
-		}
-		for seq := range uint64(3) {
-			if _, got, _ := s.mustNext(t); got != seq {
-				t.Errorf("number %d, want %d", got, seq)
+		s := mustSub(t, e.Addr(), "")
+		ctx, cancel := context.WithCancel(t.Context())
+		var publishing sync.WaitGroup
+		publishing.Go(func() { // some of the hostile subscribe too: nobody can tell when this one has
+			for ctx.Err() == nil {
+				e.PublishRaw([]byte("x"), Sent)
+				time.Sleep(time.Millisecond)
+			}
+		})
+		_, first, _ := s.mustNext(t)
+		for i := range uint64(3) {
+			if _, got, _ := s.mustNext(t); got != first+1+i {
+				t.Errorf("number %d, want %d", got, first+1+i)
 			}
 		}
-		if got := mustDealer(t, e).ask(t, 2); got != "2=x end" {
+		cancel()
+		publishing.Wait()
+		if got := mustDealer(t, e).ask(t, e.Next()-1); got != fmt.Sprintf("%d=x end", e.Next()-1) {
 			t.Errorf("replay %q", got)
 		}
 		e.Stop()

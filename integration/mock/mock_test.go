@@ -6,7 +6,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"slices"
+	"io"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -336,8 +337,7 @@ func TestHighWaterMark(t *testing.T) {
 			}
 			got = append(got, seq)
 		}
-		first := slices.IndexFunc(got, func(seq uint64) bool { return got[seq] != seq })
-		if got[hwm] != hwm || first >= 0 && first < hwm {
+		if got[hwm-1] != hwm-1 {
 			t.Errorf("%s: dropped before the queue was full: %v", impl, got)
 		}
 		e.PublishRaw([]byte("x"), Sent)
@@ -345,6 +345,36 @@ func TestHighWaterMark(t *testing.T) {
 			t.Errorf("%s: after the stall number %d, want %d", impl, seq, sent)
 		}
 		e.Stop()
+	}
+}
+
+// TestSubscribersThatGoWrong ends connections of which one direction works on.
+func TestSubscribersThatGoWrong(t *testing.T) {
+	for _, impl := range impls {
+		e := engine(t, Options{PUB: impl, HWM: 10, Endpoint: "ipc://" + t.TempDir() + "/pub"})
+		none := func() bool { return e.Subscribers() == 0 }
+		deaf := subscribed(t, e)
+		deaf.Conn.(*net.UnixConn).CloseRead()
+		e.PublishRaw([]byte("x"), Sent)
+		eventually(t, "the deaf one is gone", none)
+
+		stalled := subscribed(t, e)
+		for e.Dropped() == 0 { // its connection is full, and its writer waits
+			e.PublishRaw(make([]byte, 60_000), Sent)
+		}
+		stalled.Write(bytes.Repeat([]byte{0xff}, 9)) // a frame longer than any
+		eventually(t, "the stalled one is gone", none)
+		e.Stop()
+	}
+}
+
+func TestNothingIsServedAfterTheEnd(t *testing.T) {
+	l := newLinks("", func(context.Context, net.Conn) { t.Error("served") })
+	l.close()
+	ours, theirs := net.Pipe()
+	l.run(ours) // accepted while the links closed
+	if _, err := theirs.Write([]byte("x")); !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("the connection lives on: %v", err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package mock
 
 import (
+	"fmt"
 	"testing"
 	"time"
 )
@@ -34,6 +35,18 @@ func TestReplay(t *testing.T) {
 			if got := d.ask(t, c.from); got != want {
 				t.Errorf("%s, request %d: %q, want %q", c.name, i, got, want)
 			}
+		}
+	}
+}
+
+// A connection may be used for more requests than one message may be long.
+func TestManyRequests(t *testing.T) {
+	e := engine(t, Options{ReplayEndpoint: "tcp://127.0.0.1:0"})
+	d := mustDealer(t, e)
+	for i := range uint64(2000) {
+		e.PublishRaw(nil, Sent)
+		if got := d.ask(t, i); got != fmt.Sprintf("%d= end", i) {
+			t.Fatalf("request %d: %q", i, got)
 		}
 	}
 }
