@@ -138,6 +138,10 @@ func (n *lane) allowed() int {
 func (n *lane) take(b []byte, max int) ([]byte, event.Header) {
 	n.l.mu.Lock()
 	defer n.l.mu.Unlock()
+	return n.takeLocked(b, max)
+}
+
+func (n *lane) takeLocked(b []byte, max int) ([]byte, event.Header) {
 	const digestRoom = 128
 	max -= event.HeaderRoom + digestRoom
 	allowed := n.allowed()
@@ -299,21 +303,40 @@ func (n *lane) checkpointDue() bool {
 	return n.allowed() == len(n.marks) // everything that was applied is in it
 }
 
-// checkpoint writes the whole state of the source. The operations that wait are
-// in it, so they need not be published.
+// checkpoint publishes what waits, and then the whole state of the source as it
+// is after that: a reader that is up to date need not look at it. To a log that
+// began anew it writes the state alone.
 func (n *lane) checkpoint(ctx context.Context) error {
+	limit := n.l.b.maxMessage()
 	n.l.mu.Lock()
-	var tail residency.Ops
-	if n == n.l.home {
-		n.l.history(&tail)
-	}
-	chunks := n.state.Checkpoint(n.l.b.maxMessage()/2, &tail)
-	first, _ := n.outstanding()
-	h := n.header(n.marks)
-	n.taken(n.ops.Len(), len(n.marks), 1, first)
 	n.due = true // until it is written
+	var record []byte
+	var last event.Header
+	if n.log.anew {
+		n.header(n.marks)
+		n.ops.Reset()
+		n.marks = n.marks[:0]
+	} else {
+		record, last = n.takeLocked(n.log.record[:0], limit)
+	}
+	var chunks []residency.Chunk
+	if len(n.marks) == 0 { // what is in the state is in the log, or in the record
+		var tail residency.Ops
+		if n == n.l.home {
+			n.l.history(&tail)
+		}
+		chunks = n.state.Checkpoint(limit/2, &tail)
+	}
+	h := n.header(nil)
 	n.l.mu.Unlock()
-
+	if record != nil {
+		if err := n.publish(ctx, record, last); err != nil {
+			return err
+		}
+	}
+	if chunks == nil {
+		return nil // it is still due
+	}
 	total, at := 0, uint64(0)
 	for i, c := range chunks {
 		record := event.AppendRecord(n.log.record[:0], h, c.Count, c.Ops)
@@ -325,7 +348,7 @@ func (n *lane) checkpoint(ctx context.Context) error {
 			at = n.log.lastSeq
 		}
 	}
-	n.log.bytes, n.log.checkpointBytes = total, total
+	n.log.bytes, n.log.checkpointBytes, n.log.anew = total, total, false
 	n.l.mu.Lock()
 	n.due, n.checkpointAt = false, at
 	n.l.mu.Unlock()

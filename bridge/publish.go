@@ -36,6 +36,7 @@ type publication struct {
 	record          []byte // the record in flight, or memory for the next one
 	id              string // message id of the record in flight; "" if there is none
 	count           uint64 // records so far
+	anew            bool   // the log has lost what was written before
 }
 
 // publish publishes a record, and returns when JetStream has stored it, or ctx
@@ -72,7 +73,7 @@ func (n *lane) settle(ctx context.Context) error {
 		}
 		if errors.Is(err, errLogLost) {
 			n.l.log.Warn("the log has lost this source: writing a checkpoint", "subject", n.subject)
-			n.log.lastSeq, n.log.bytes, n.log.checkpointBytes, n.log.id = 0, 0, 0, ""
+			n.log.lastSeq, n.log.bytes, n.log.checkpointBytes, n.log.id, n.log.anew = 0, 0, 0, "", true
 			n.l.mu.Lock()
 			n.due = true
 			n.l.mu.Unlock()

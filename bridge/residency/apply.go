@@ -16,7 +16,7 @@ type scratch struct {
 	locals []uint64
 	ids    []uint32
 	queue  []uint32
-	sorted []uint64
+	seen   table
 }
 
 func next(parent, local uint64) uint64 { return hash.Next(parent, local) }
@@ -160,27 +160,29 @@ func (s *State) repeats(hashes []event.EngineHash) bool {
 	if len(hashes) < 2 {
 		return false
 	}
-	sorted := s.scratch.sorted[:0]
+	seen := &s.scratch.seen
+	seen.empty(len(hashes))
 	for i := range hashes {
 		if hashes[i].Name != nil {
-			seen := make(map[engineKey]bool, len(hashes))
-			for j := range hashes {
-				k := keyOf(&hashes[j])
-				if seen[k] {
-					return true
-				}
-				seen[k] = true
-			}
-			return false
+			return repeatsNames(hashes)
 		}
-		sorted = append(sorted, hashes[i].Bits)
-	}
-	slices.Sort(sorted)
-	s.scratch.sorted = sorted
-	for i := 1; i < len(sorted); i++ {
-		if sorted[i] == sorted[i-1] {
+		at := seen.ref(hashes[i].Bits)
+		if *at != 0 {
 			return true
 		}
+		*at = 1
+	}
+	return false
+}
+
+func repeatsNames(hashes []event.EngineHash) bool {
+	seen := make(map[engineKey]bool, len(hashes))
+	for i := range hashes {
+		k := keyOf(&hashes[i])
+		if seen[k] {
+			return true
+		}
+		seen[k] = true
 	}
 	return false
 }

@@ -39,7 +39,7 @@ func (k engineKey) hash() event.EngineHash {
 // find returns the head cell of an engine block, 0 if there is none.
 func (s *State) find(h *event.EngineHash) uint32 {
 	if h.Name == nil {
-		return s.ints[h.Bits]
+		return s.ints.get(h.Bits)
 	}
 	return s.names[nameKey(h)]
 }
@@ -84,7 +84,7 @@ func (s *State) newBlock(h *event.EngineHash, locals []uint64) uint32 {
 	}
 	if h.Name == nil {
 		c.key = h.Bits
-		s.ints[h.Bits] = id
+		*s.ints.ref(h.Bits) = id
 		return id
 	}
 	if s.names == nil {
@@ -129,7 +129,7 @@ func (s *State) forget(id uint32) {
 		delete(s.names, s.named[id])
 		delete(s.named, id)
 	} else {
-		delete(s.ints, c.key)
+		s.ints.del(c.key)
 	}
 	s.cells[id] = cell{next: s.free[k]}
 	s.free[k] = id
@@ -149,8 +149,9 @@ func (s *State) settle(id uint32, at spot) {
 			c.seq = next(parent, c.local)
 		}
 		parent = c.seq
-		c.next = s.seqs[c.seq]
-		s.seqs[c.seq] = id + j
+		first := s.seqs.ref(c.seq)
+		c.next = *first
+		*first = id + j
 	}
 	if len(s.unlinked) > 0 {
 		s.link(id, parentRef{seq: parent})
@@ -162,7 +163,7 @@ func (s *State) settle(id uint32, at spot) {
 // alone would not tell which it was.
 func (s *State) parentName(id uint32) (name event.EngineHash, ok bool) {
 	c := &s.cells[id]
-	first := s.seqs[c.parent]
+	first := s.seqs.get(c.parent)
 	if c.flags&flagRoot != 0 || first == 0 || s.cells[first].next == 0 || !s.follows(id, c.before, c.parent) {
 		return event.EngineHash{}, false
 	}
@@ -183,12 +184,12 @@ func (s *State) last(id uint32) *cell { return &s.cells[id+uint32(s.cells[id].k)
 // uncover takes a cell out of the list of those that cover its sequence hash.
 func (s *State) uncover(id uint32) {
 	c := &s.cells[id]
-	at := s.seqs[c.seq]
+	at := s.seqs.get(c.seq)
 	if at == id {
 		if c.next == 0 {
-			delete(s.seqs, c.seq)
+			s.seqs.del(c.seq)
 		} else {
-			s.seqs[c.seq] = c.next
+			*s.seqs.ref(c.seq) = c.next
 		}
 		return
 	}
@@ -201,7 +202,7 @@ func (s *State) uncover(id uint32) {
 // covered tells whether an engine block other than that of the given cell holds
 // the cell's sequence hash in a place.
 func (s *State) covered(id uint32, at uint8) bool {
-	for i := s.seqs[s.cells[id].seq]; i != 0; i = s.cells[i].next {
+	for i := s.seqs.get(s.cells[id].seq); i != 0; i = s.cells[i].next {
 		if i != id && s.inPlace(i-uint32(s.cells[i].back), at) {
 			return true
 		}

@@ -84,7 +84,7 @@ func (s *State) spotOf(run *event.Run) (spot, parentRef) {
 	if run.HasParentName {
 		ref = parentRef{name: keyOf(&run.ParentName)}
 		at.before = s.find(&run.ParentName)
-	} else if c := s.seqs[run.Parent]; c != 0 {
+	} else if c := s.seqs.get(run.Parent); c != 0 {
 		at.before = c - uint32(s.cells[c].back)
 	}
 	return at, ref

@@ -37,10 +37,10 @@ type State struct {
 
 	cells []cell // arena; cell 0 is no cell
 	free  map[uint16]uint32
-	ints  map[uint64]uint32 // engine hash → head cell, of hashes that are integers
+	ints  table             // engine hash → head cell, of hashes that are integers
 	names map[string]uint32 // the same of all others; the key is a typeByte and the name
 	named map[uint32]string // head cell → its key in names
-	seqs  map[uint64]uint32 // sequence hash → first of the cells that cover it
+	seqs  table             // sequence hash → first of the cells that cover it
 
 	spilled map[spill]uint32 // copies that a cell has no room for
 	pools   []pool
@@ -126,8 +126,6 @@ func (s *State) Reset() {
 		limits:    s.limits,
 		cells:     make([]cell, 1, 64),
 		free:      map[uint16]uint32{},
-		ints:      map[uint64]uint32{},
-		seqs:      map[uint64]uint32{},
 		groups:    map[int64]bool{},
 		scratch:   s.scratch,
 	}

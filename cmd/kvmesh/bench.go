@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 func benchCommand() *cobra.Command {
@@ -20,27 +21,36 @@ func benchCommand() *cobra.Command {
 		Use:   "bench",
 		Short: "Measure: every figure is counted to completion and checked against a model",
 	}
-	var profile string
-	cmd.PersistentFlags().StringVar(&profile, "cpuprofile", "", "file to write a CPU profile to")
-	var file *os.File
-	cmd.PersistentPreRunE = func(*cobra.Command, []string) (err error) {
-		if profile == "" {
-			return nil
-		}
-		if file, err = os.Create(profile); err != nil {
-			return err
-		}
-		return pprof.StartCPUProfile(file)
-	}
-	cmd.PersistentPostRunE = func(*cobra.Command, []string) error {
-		if file == nil {
-			return nil
-		}
-		pprof.StopCPUProfile()
-		return file.Close()
-	}
 	cmd.AddCommand(benchPipelineCommand())
 	return cmd
+}
+
+// profiler writes a CPU profile of the parts of a benchmark that are measured.
+type profiler struct {
+	path string
+	file *os.File
+}
+
+func (p *profiler) add(flags *pflag.FlagSet) {
+	flags.StringVar(&p.path, "cpuprofile", "", "file to write a CPU profile of the measured part to")
+}
+
+func (p *profiler) start() (err error) {
+	if p.path == "" {
+		return nil
+	}
+	if p.file, err = os.Create(p.path); err != nil {
+		return err
+	}
+	return pprof.StartCPUProfile(p.file)
+}
+
+func (p *profiler) stop() error {
+	if p.file == nil {
+		return nil
+	}
+	pprof.StopCPUProfile()
+	return p.file.Close()
 }
 
 // figures are what a benchmark found, by name.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -30,6 +31,7 @@ type pipelineBench struct {
 	batches  int
 	dir      string
 	json     string
+	profile  profiler
 }
 
 func benchPipelineCommand() *cobra.Command {
@@ -56,6 +58,7 @@ with a naive model of what was sent.`,
 	cmd.Flags().DurationVar(&b.duration, "duration", 10*time.Second, "how long latency is measured")
 	cmd.Flags().IntVar(&b.batches, "batches", 300000, "batches published as fast as possible")
 	cmd.Flags().StringVar(&b.dir, "data-dir", "", "directory for the log; empty: a temporary one")
+	b.profile.add(cmd.Flags())
 	cmd.Flags().StringVar(&b.json, "json", "", "file to write the figures to, as JSON")
 	return cmd
 }
@@ -255,14 +258,17 @@ func (p *pipeline) measure(ctx context.Context, b *pipelineBench, progress io.Wr
 	var most atomic.Uint64
 	watch, stop := context.WithCancel(ctx)
 	go watchMemory(watch, &most)
-	before, began = cpuTime(), time.Now()
-	if err := p.fleet.Run(ctx); err != nil {
+	if err := b.profile.start(); err != nil {
 		stop()
 		return nil, err
 	}
-	err := p.settled(ctx)
+	before, began = cpuTime(), time.Now()
+	err := p.fleet.Run(ctx)
+	if err == nil {
+		err = p.settled(ctx)
+	}
 	stop()
-	if err != nil {
+	if err = errors.Join(err, b.profile.stop()); err != nil {
 		return nil, err
 	}
 	took = time.Since(began)
