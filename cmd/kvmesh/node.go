@@ -256,7 +256,10 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 	if index != nil {
 		start(&rest, late, index.Run)
 	}
-	web := n.web(log, nc, index, catalog, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	web, err := n.web(log, nc, index, catalog, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	if err != nil {
+		return err
+	}
 	if listener != nil {
 		start(&early, ctx, func(context.Context) error { return n.listenHTTP(web, listener) })
 		log.Info("serving HTTP", "addr", listener.Addr().String(), "role", n.role, "id", n.id)
@@ -282,20 +285,24 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 
 // web returns the HTTP server. A process without an index has metrics and health
 // only.
-func (n *node) web(log *slog.Logger, nc *nats.Conn, index *indexer.Indexer, catalog *replica.Catalog, metrics http.Handler) *http.Server {
+func (n *node) web(log *slog.Logger, nc *nats.Conn, index *indexer.Indexer, catalog *replica.Catalog, metrics http.Handler) (*http.Server, error) {
 	if index == nil {
 		mux := http.NewServeMux()
 		mux.Handle("GET /metrics", metrics)
 		mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("{\"status\":\"ok\"}\n")) })
-		return &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+		return &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}, nil
 	}
 	fleet := api.NewFleet(log)
 	if _, err := fleet.Follow(nc); err != nil {
-		log.Error("bridges not listened to", "error", err)
+		return nil, err
 	}
 	cfg := api.Default()
 	cfg.Token = n.http.token
-	return api.New(cfg, index, catalog, fleet, metrics, log).HTTPServer()
+	front := api.New(cfg, index, catalog, fleet, metrics, log)
+	if _, err := front.Listen(nc, version()); err != nil {
+		return nil, err
+	}
+	return front.HTTPServer(), nil
 }
 
 func (n *node) listenHTTP(web *http.Server, listener net.Listener) error {

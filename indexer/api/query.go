@@ -76,6 +76,10 @@ func (s *Server) queryByHash(r *http.Request) (int, any, error) {
 	if err := decodeBody(r.Body, &q); err != nil {
 		return 0, nil, err
 	}
+	return s.answerHashes(r.Context(), &q)
+}
+
+func (s *Server) answerHashes(ctx context.Context, q *hashQuery) (int, any, error) {
 	p, err := q.partition()
 	if err != nil {
 		return 0, nil, err
@@ -86,7 +90,7 @@ func (s *Server) queryByHash(r *http.Request) (int, any, error) {
 	if len(q.CacheSalt) > 0 && string(q.CacheSalt) != "null" {
 		return 0, nil, fmt.Errorf("%w: cache_salt has no meaning here: the block hashes are made with it", errRequest)
 	}
-	return s.answer(r.Context(), p, *q.BlockHashes, q.MinLogSeq)
+	return s.answer(ctx, p, *q.BlockHashes, q.MinLogSeq)
 }
 
 func unknown(p event.Partition, err error) error {
