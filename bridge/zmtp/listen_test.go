@@ -150,8 +150,9 @@ func TestServeReportsOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := &acceptor{s: sub, notes: make(chan note, 2)}
+	a.post(note{err: ErrGreeting}) // beside it, not of it
 	a.post(note{refused: "early"})
-	sub.serve(context.Background(), dialPeer(t, s, quick()), a.tellAll)
+	sub.serve(context.Background(), dialPeer(t, s, quick()), a.tellRefused)
 	if len(h.refused) != 1 || len(h.connected) != 1 || len(h.disconnected) != 1 {
 		t.Errorf("refused %v, connected %v, disconnected %v", h.refused, h.connected, h.disconnected)
 	}
