@@ -105,12 +105,17 @@ func TestBindHostilePeers(t *testing.T) {
 			var wg sync.WaitGroup
 			defer wg.Wait()
 			defer stop()
-			for range 10 {
-				wg.Go(func() { connect(t, "tcp", addr, tc.do) })
+			const peers = 10
+			var dialled atomic.Int64
+			for range peers {
+				wg.Go(func() {
+					connect(t, "tcp", addr, func(c net.Conn) { dialled.Add(1); tc.do(c) })
+				})
 			}
 			eventually(t, "told why", h.lost(is(tc.want)))
 			wg.Go(func() { connect(t, "tcp", addr, publisher(0, "kv", "payload")) })
 			eventually(t, "proper publisher read from", h.got("kv", "payload"))
+			eventually(t, "all have dialled", func() bool { return dialled.Load() == peers })
 		})
 	}
 }
