@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -52,6 +53,27 @@ func countFDs(t testing.TB) int {
 		t.Skip("needs /proc/self/fd: ", err)
 	}
 	return len(entries)
+}
+
+// taken are the ports that freeAddr has returned.
+var taken sync.Map
+
+// freeAddr returns a TCP address that nobody listens on, never the same twice,
+// below the range that outgoing connections take their ports from.
+func freeAddr(t testing.TB) string {
+	t.Helper()
+	for range 1000 {
+		addr := fmt.Sprint("127.0.0.1:", 20_000+rand.N(12_000))
+		if _, used := taken.LoadOrStore(addr, true); used {
+			continue
+		}
+		if ln, err := net.Listen("tcp", addr); err == nil {
+			ln.Close()
+			return addr
+		}
+	}
+	t.Fatal("no free port")
+	return ""
 }
 
 // A script is what one side does with one connection.

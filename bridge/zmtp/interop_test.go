@@ -221,7 +221,7 @@ func TestLibzmqAnswersPing(t *testing.T) {
 // again, several times.
 func TestLibzmqRestart(t *testing.T) {
 	p := startLibzmq(t)
-	addr := p.bind("PUB", anyPort, "")
+	addr := p.bind("PUB", "tcp://"+freeAddr(t), "")
 	var h recorder
 	run(t, "tcp", addr, false, quick(), &h)
 	for _, life := range []string{"first", "second", "third"} {

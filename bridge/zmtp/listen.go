@@ -76,7 +76,7 @@ func (s *Sub) listenOnce(ctx context.Context) time.Duration {
 			return time.Since(start)
 		case c := <-a.peers:
 			a.current.Store(c)
-			s.serve(ctx, c, a.tellAll)
+			s.serve(ctx, c, a.tellRefused)
 			a.current.Store(nil)
 			a.busy.Store(false)
 		}
@@ -172,12 +172,16 @@ func (a *acceptor) tell(n note) {
 	a.s.h.Refused(n.refused)
 }
 
-// tellAll passes on what has been noted so far.
-func (a *acceptor) tellAll() {
+// tellRefused passes on who was turned away so far. Handshakes that failed
+// beside the publisher's are not worth a Disconnected, which would be taken for
+// the publisher's.
+func (a *acceptor) tellRefused() {
 	for {
 		select {
 		case n := <-a.notes:
-			a.tell(n)
+			if n.err == nil {
+				a.tell(n)
+			}
 		default:
 			return
 		}

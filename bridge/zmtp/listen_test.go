@@ -13,17 +13,6 @@ import (
 	"time"
 )
 
-// freeAddr returns a TCP address that nobody listens on now.
-func freeAddr(t testing.TB) string {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	return ln.Addr().String()
-}
-
 // connect follows a script on a connection to address, as soon as someone
 // listens there. It returns when the script is done.
 func connect(t testing.TB, network, addr string, do script) {
@@ -116,18 +105,24 @@ func TestBindHostilePeers(t *testing.T) {
 			var wg sync.WaitGroup
 			defer wg.Wait()
 			defer stop()
-			for range 10 {
-				wg.Go(func() { connect(t, "tcp", addr, tc.do) })
+			const peers = 10
+			var dialled atomic.Int64
+			for range peers {
+				wg.Go(func() {
+					connect(t, "tcp", addr, func(c net.Conn) { dialled.Add(1); tc.do(c) })
+				})
 			}
 			eventually(t, "told why", h.lost(is(tc.want)))
 			wg.Go(func() { connect(t, "tcp", addr, publisher(0, "kv", "payload")) })
 			eventually(t, "proper publisher read from", h.got("kv", "payload"))
+			eventually(t, "all have dialled", func() bool { return dialled.Load() == peers })
 		})
 	}
 }
 
 // Nor do they while they are still being waited for.
 func TestBindSilentPeers(t *testing.T) {
+	const silent = 3
 	addr := freeAddr(t)
 	opts := quick()
 	opts.HandshakeTimeout = time.Hour
@@ -137,7 +132,7 @@ func TestBindSilentPeers(t *testing.T) {
 	defer wg.Wait()
 	defer stop()
 	var greeted atomic.Int64
-	for range handshakes - 1 {
+	for range silent {
 		wg.Go(func() {
 			connect(t, "tcp", addr, func(c net.Conn) {
 				io.ReadFull(c, make([]byte, greetingLen))
@@ -146,7 +141,7 @@ func TestBindSilentPeers(t *testing.T) {
 			})
 		})
 	}
-	eventually(t, "all places but one are taken", func() bool { return greeted.Load() == handshakes-1 })
+	eventually(t, "all silent peers are greeted", func() bool { return greeted.Load() == silent })
 	wg.Go(func() { connect(t, "tcp", addr, publisher(1, "kv")) })
 	eventually(t, "publisher read from", h.got("kv"))
 }
@@ -160,23 +155,30 @@ func TestServeReportsOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := &acceptor{s: sub, notes: make(chan note, 2)}
+	a.post(note{err: ErrGreeting}) // beside it, not of it
 	a.post(note{refused: "early"})
-	sub.serve(context.Background(), dialPeer(t, s, quick()), a.tellAll)
+	sub.serve(context.Background(), dialPeer(t, s, quick()), a.tellRefused)
 	if len(h.refused) != 1 || len(h.connected) != 1 || len(h.disconnected) != 1 {
 		t.Errorf("refused %v, connected %v, disconnected %v", h.refused, h.connected, h.disconnected)
 	}
 }
 
-// A publisher that was handed over and never read from is closed at the end.
-func TestStopClosesPeer(t *testing.T) {
+// stop waits for all goroutines, and closes a publisher that was handed over and
+// never read from.
+func TestStop(t *testing.T) {
 	s := newServer(t, publisher(1, "kv"))
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := dialPeer(t, s, quick())
-	a := &acceptor{ln: ln, cancel: func() {}, peers: make(chan *Conn, 1)}
-	a.peers <- c
+	ctx, cancel := context.WithCancel(context.Background())
+	a := &acceptor{ln: ln, cancel: cancel, peers: make(chan *Conn, 1)}
+	a.wg.Go(func() {
+		<-ctx.Done()
+		time.Sleep(50 * time.Millisecond)
+		a.peers <- c
+	})
 	a.stop()
 	if !c.closed.Load() {
 		t.Error("connection is open")

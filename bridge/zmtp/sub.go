@@ -1,6 +1,7 @@
 package zmtp
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -16,8 +17,8 @@ type Handler interface {
 	// Message: one message. The frames are valid until it returns. It may
 	// block: nothing is read meanwhile, and no PING of the peer is answered.
 	Message(frames [][]byte)
-	// Disconnected: the connection ended, once for each Connected; or an
-	// attempt to connect, to listen or to shake hands failed.
+	// Disconnected: the connection ended, once for each Connected; or, while
+	// there is none, an attempt to connect, to listen or to shake hands failed.
 	Disconnected(err error)
 	// Refused: while one publisher is connected, another one connected to our
 	// bound address and was turned away. It may be the same one, restarted,
@@ -55,7 +56,7 @@ func NewSub(network, address string, bind bool, topic []byte, opts Options, h Ha
 		log = slog.New(slog.DiscardHandler)
 	}
 	return &Sub{
-		network: network, address: address, bind: bind, topic: topic,
+		network: network, address: address, bind: bind, topic: bytes.Clone(topic),
 		opts: opts, h: h, log: log,
 	}, nil
 }
