@@ -41,7 +41,11 @@ func SeedOf(lora, salt string) uint64 {
 // blocks have none.
 func Local(tokens []uint32, seed uint64, mm []uint64) uint64 {
 	if len(mm) == 0 {
-		return xxh3.HashSeed(tokenBytes(tokens), seed)
+		b := tokenBytes(tokens)
+		if len(b) == 64 {
+			return hash64((*[64]byte)(b), seed)
+		}
+		return xxh3.HashSeed(b, seed)
 	}
 	mm = slices.Clone(mm)
 	slices.Sort(mm)
@@ -56,12 +60,7 @@ func Local(tokens []uint32, seed uint64, mm []uint64) uint64 {
 // Next returns the sequence hash of a block with the given local hash under
 // the prefix named parent. The first block of a prompt has no parent: its
 // sequence hash is its local hash.
-func Next(parent, local uint64) uint64 {
-	var b [16]byte
-	binary.LittleEndian.PutUint64(b[:8], parent)
-	binary.LittleEndian.PutUint64(b[8:], local)
-	return xxh3.HashSeed(b[:], Seed)
-}
+func Next(parent, local uint64) uint64 { return hash16(parent, local) }
 
 // AppendLocals appends the local hashes of the whole blocks of a prompt to dst.
 // over is how many tokens a block's window reaches into the next block: 0, or 1
@@ -71,8 +70,20 @@ func AppendLocals(dst []uint64, tokens []uint32, blockSize, over int, seed uint6
 	if blockSize < 1 {
 		return dst
 	}
-	for at := 0; at+blockSize+over <= len(tokens); at += blockSize {
-		dst = append(dst, Local(tokens[at:at+blockSize+over], seed, nil))
+	n := (len(tokens) - over) / blockSize
+	if n <= 0 {
+		return dst
+	}
+	dst = slices.Grow(dst, n)
+	if blockSize == 16 && over == 0 {
+		b := tokenBytes(tokens)
+		for i := range n {
+			dst = append(dst, hash64((*[64]byte)(b[64*i:]), seed))
+		}
+		return dst
+	}
+	for i := range n {
+		dst = append(dst, Local(tokens[i*blockSize:(i+1)*blockSize+over], seed, nil))
 	}
 	return dst
 }
@@ -80,14 +91,19 @@ func AppendLocals(dst []uint64, tokens []uint32, blockSize, over int, seed uint6
 // AppendSequence appends the sequence hashes of a prompt, given by the local
 // hashes of its blocks from the first one on, to dst.
 func AppendSequence(dst, locals []uint64) []uint64 {
-	var prev uint64
-	for i, l := range locals {
-		if i == 0 {
-			prev = l
-		} else {
-			prev = Next(prev, l)
-		}
-		dst = append(dst, prev)
+	if len(locals) == 0 {
+		return dst
+	}
+	dst = append(slices.Grow(dst, len(locals)), locals[0])
+	return AppendNext(dst, locals[0], locals[1:])
+}
+
+// AppendNext appends the sequence hashes of blocks that follow the prefix named
+// parent, given by their local hashes, to dst.
+func AppendNext(dst []uint64, parent uint64, locals []uint64) []uint64 {
+	for _, l := range locals {
+		parent = hash16(parent, l)
+		dst = append(dst, parent)
 	}
 	return dst
 }
@@ -95,3 +111,11 @@ func AppendSequence(dst, locals []uint64) []uint64 {
 // Bytes returns the XXH3-64 of b with seed 0: the fingerprint by which a
 // bridge recognises a payload it has seen.
 func Bytes(b []byte) uint64 { return xxh3.Hash(b) }
+
+func decodeTokens(buf []uint32, b []byte) []uint32 {
+	buf = buf[:0]
+	for ; len(b) >= 4; b = b[4:] {
+		buf = append(buf, binary.LittleEndian.Uint32(b))
+	}
+	return buf
+}

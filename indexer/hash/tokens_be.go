@@ -11,3 +11,7 @@ func tokenBytes(tokens []uint32) []byte {
 	}
 	return b
 }
+
+// Tokens returns little-endian u32 tokens as a slice, in buf. What is left of b
+// after the last whole token is not looked at.
+func Tokens(buf []uint32, b []byte) []uint32 { return decodeTokens(buf, b) }
