@@ -1,0 +1,148 @@
+package feed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvmesh/kvmesh/indexer/event"
+)
+
+// Reader applies a log from its first record on.
+type Reader struct {
+	sources map[event.Source]*Source
+	seq     uint64    // of the last record that was applied
+	created time.Time // of the stream that Read reads
+}
+
+// NewReader returns a Reader that has read nothing.
+func NewReader() *Reader { return &Reader{sources: map[event.Source]*Source{}} }
+
+// Seq returns the log sequence of the last record that was applied.
+func (r *Reader) Seq() uint64 { return r.seq }
+
+// Source returns what the log says of a source, nil if it says nothing.
+func (r *Reader) Source(name event.Source) *Source { return r.sources[name] }
+
+// Sources returns all sources, in the order of their names.
+func (r *Reader) Sources() []*Source {
+	var out []*Source
+	for _, s := range r.sources {
+		out = append(out, s)
+	}
+	slices.SortFunc(out, func(a, b *Source) int { return strings.Compare(a.Name.Key(), b.Name.Key()) })
+	return out
+}
+
+// Apply applies the message at a log sequence. A message that is no record, which
+// changes nothing, is an ErrRecord; a record that breaks a rule, of which it
+// applies what it can, an ErrRule.
+func (r *Reader) Apply(seq uint64, subject string, data []byte) error {
+	err := r.apply(seq, subject, data)
+	if err != nil {
+		return fmt.Errorf("message %d on %s: %w", seq, subject, err)
+	}
+	return nil
+}
+
+func (r *Reader) apply(seq uint64, subject string, data []byte) (err error) {
+	if seq <= r.seq {
+		return fmt.Errorf("%w: it comes after message %d", ErrRule, r.seq)
+	}
+	r.seq = seq
+	name, err := event.ParseSubject(subject)
+	if err != nil {
+		return err
+	}
+	rec, err := decode(data)
+	if err != nil {
+		return err
+	}
+	s := r.sources[name]
+	if s == nil {
+		s = &Source{Name: name, held: blocks{}}
+		r.sources[name] = s
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%w: %v", ErrRecord, p)
+		}
+	}()
+	return s.apply(seq, rec)
+}
+
+// Read applies what a stream has beyond what was read before, up to its present
+// end. If the stream is another one now, or not as long any more, it forgets
+// everything and begins anew. It returns all that is wrong with the records.
+func (r *Reader) Read(ctx context.Context, js jetstream.JetStream, stream string) error {
+	st, err := js.Stream(ctx, stream)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		*r = *NewReader()
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	info := st.CachedInfo()
+	if !info.Created.Equal(r.created) || info.State.LastSeq < r.seq {
+		*r = *NewReader()
+		r.created = info.Created
+	}
+	last := info.State.LastSeq
+	if last <= r.seq || info.State.Msgs == 0 {
+		return nil
+	}
+	consumer, err := st.CreateConsumer(ctx, jetstream.ConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: r.seq + 1,
+		AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, InactiveThreshold: 10 * time.Second,
+	})
+	if err != nil {
+		return err
+	}
+	defer st.DeleteConsumer(context.WithoutCancel(ctx), consumer.CachedInfo().Name)
+	var problems []error
+	for {
+		got, err := consumer.Fetch(500, jetstream.FetchMaxWait(2*time.Second))
+		if err != nil {
+			return errors.Join(append(problems, err)...)
+		}
+		for msg := range got.Messages() {
+			meta, err := msg.Metadata()
+			if err != nil {
+				return errors.Join(append(problems, err)...)
+			}
+			if err := r.Apply(meta.Sequence.Stream, msg.Subject(), msg.Data()); err != nil {
+				problems = append(problems, err)
+			}
+			if meta.Sequence.Stream >= last || meta.NumPending == 0 {
+				return errors.Join(problems...)
+			}
+		}
+		if err := errors.Join(got.Error(), ctx.Err()); err != nil {
+			return errors.Join(append(problems, err)...)
+		}
+	}
+}
+
+// Until reads a stream again and again until done tells that it has seen enough,
+// or a record is wrong, or ctx ends.
+func (r *Reader) Until(ctx context.Context, js jetstream.JetStream, stream string, done func(*Reader) bool) error {
+	for {
+		if err := r.Read(ctx, js, stream); err != nil {
+			return err
+		}
+		if done(r) {
+			return nil
+		}
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("log read up to %d: %w", r.seq, ctx.Err())
+		}
+	}
+}
