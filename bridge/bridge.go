@@ -36,6 +36,7 @@ type Bridge struct {
 
 	mu     sync.Mutex
 	slots  map[event.Source]*slot
+	known  map[event.Source]bool      // sources that a worker is registered for, with whichever bridge
 	strays map[event.Source]*listener // sources without a worker, by who writes them
 	done   context.Context            // of Run; nil before
 	tasks  sync.WaitGroup
@@ -51,12 +52,25 @@ type slot struct {
 	b      *Bridge
 	source event.Source
 	change chan struct{}
+	gone   chan struct{} // closed when the slot is forgotten
 
 	mu       sync.Mutex
-	want     *event.Worker // nil: the worker is gone
-	listener *listener     // nil: none is up
-	err      error         // why not
+	role     role
+	worker   event.Worker   // of the roles that read
+	listener *listener      // nil: none is up
+	err      error          // why not
+	strays   []event.Source // what the listener before wrote beside its own rank
 }
+
+// role is what a slot is there for.
+type role uint8
+
+const (
+	idle     role = iota // nothing: it is to be forgotten
+	standing             // reading, without writing: another bridge writes still
+	writing              // reading and writing
+	retiring             // writing that the worker is gone
+)
 
 // New returns a Bridge over a NATS connection. Run runs it.
 func New(nc *nats.Conn, js jetstream.JetStream, cfg Config, opts Options) (*Bridge, error) {
@@ -77,6 +91,7 @@ func New(nc *nats.Conn, js jetstream.JetStream, cfg Config, opts Options) (*Brid
 		session: nuid.Next() + ".",
 		repairs: make(chan struct{}, cfg.Repairs),
 		slots:   map[event.Source]*slot{},
+		known:   map[event.Source]bool{},
 		strays:  map[event.Source]*listener{},
 	}, nil
 }
@@ -118,32 +133,69 @@ func (b *Bridge) Run(ctx context.Context) error {
 	}
 }
 
-// Set says that a worker is there, new or changed.
+// Set says that a worker is there, new or changed, and is this Bridge's to read
+// and to write.
 func (b *Bridge) Set(w event.Worker) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	s := b.slots[w.Source]
-	if s == nil {
-		s = &slot{b: b, source: w.Source, change: make(chan struct{}, 1)}
-		b.slots[w.Source] = s
-		if b.done != nil {
-			b.start(s)
-		}
-	}
-	if l := b.strays[w.Source]; l != nil {
-		l.cancel(errRankRegistered) // it starts again without this rank
-	}
-	s.set(&w)
+	b.Known(w.Source)
+	b.assign(w.Source, writing, w)
 }
 
-// Remove says that a worker is gone. Its source is retired.
+// Standby has a worker read whose source another bridge still writes: what the
+// engine sends is held, within MaxHeld, until Set makes the source this Bridge's.
+func (b *Bridge) Standby(w event.Worker) {
+	b.Known(w.Source)
+	b.assign(w.Source, standing, w)
+}
+
+// Remove says that a worker is gone. Its source is retired, once, whoever wrote
+// it last; AwaitGone waits for that.
 func (b *Bridge) Remove(source event.Source) {
+	b.Unknown(source)
+	b.assign(source, retiring, event.Worker{})
+}
+
+// Release stops reading and writing a source, which is not retired. What has
+// been read is written before, and AwaitGone waits for that.
+func (b *Bridge) Release(source event.Source) {
 	b.mu.Lock()
 	s := b.slots[source]
 	b.mu.Unlock()
 	if s != nil {
-		s.set(nil)
+		s.set(idle, event.Worker{})
 	}
+}
+
+// Known says that a worker is registered for a source, whichever bridge reads it:
+// what batches that name its rank say elsewhere is not for it.
+func (b *Bridge) Known(source event.Source) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.known[source] = true
+	if l := b.strays[source]; l != nil {
+		l.cancel(errRankRegistered) // it starts again without this rank
+	}
+}
+
+// Unknown is the opposite of Known.
+func (b *Bridge) Unknown(source event.Source) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.known, source)
+}
+
+// assign gives a source a role, and a slot if it has none.
+func (b *Bridge) assign(source event.Source, r role, w event.Worker) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := b.slots[source]
+	if s == nil {
+		s = &slot{b: b, source: source, change: make(chan struct{}, 1), gone: make(chan struct{})}
+		b.slots[source] = s
+		if b.done != nil {
+			b.start(s)
+		}
+	}
+	s.set(r, w)
 }
 
 func (b *Bridge) start(s *slot) {
@@ -189,20 +241,29 @@ func (b *Bridge) checkpointAsked(msg *nats.Msg) {
 
 // -- slots --------------------------------------------------------------------
 
-func (s *slot) set(w *event.Worker) {
+func (s *slot) set(r role, w event.Worker) {
 	s.mu.Lock()
-	s.want = w
+	s.role, s.worker = r, w
 	s.mu.Unlock()
+	s.signal()
+}
+
+// activateAgain is when a listener in standby that could not read the log back
+// tries again.
+const activateAgain = 250 * time.Millisecond
+
+// signal has the slot look at its role again.
+func (s *slot) signal() {
 	select {
 	case s.change <- struct{}{}:
 	default:
 	}
 }
 
-func (s *slot) wanted() *event.Worker {
+func (s *slot) wanted() (role, event.Worker) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.want
+	return s.role, s.worker
 }
 
 func (s *slot) show(l *listener, err error) {
@@ -211,71 +272,131 @@ func (s *slot) show(l *listener, err error) {
 	s.mu.Unlock()
 }
 
-// run keeps the listener of the worker that is wanted up, one after the other.
+// run does what the slot is there for, one role after the other.
 func (s *slot) run(ctx context.Context) {
 	backoff := time.Second
 	for ctx.Err() == nil {
-		w := s.wanted()
-		if w == nil {
+		r, w := s.wanted()
+		began := time.Now()
+		var err error
+		switch r {
+		case idle:
 			if s.forgotten() {
 				return
 			}
-			continue
+		case retiring:
+			err = s.retire(ctx)
+		default:
+			err = s.listen(ctx, r, w)
 		}
-		began := time.Now()
-		err := s.listen(ctx, *w)
 		s.show(nil, err)
-		if err == nil {
+		if err == nil || ctx.Err() != nil {
 			continue
 		}
 		if time.Since(began) > time.Minute {
 			backoff = time.Second
 		}
-		s.b.log.Warn("listener stopped", "instance", s.source.Instance, "rank", s.source.Rank, "error", err, "again_in", backoff)
-		select {
-		case <-time.After(backoff):
-		case <-s.change:
-		case <-ctx.Done():
+		s.b.log.Warn("source stopped", "instance", s.source.Instance, "rank", s.source.Rank, "error", err, "again_in", backoff)
+		if errors.Is(err, ErrFenced) {
+			s.yield(ctx, backoff)
+		} else {
+			s.pause(ctx, backoff)
 		}
 		backoff = min(2*backoff, 30*time.Second)
 	}
+	s.show(nil, nil)
+	if r, _ := s.wanted(); r == retiring { // the last chance
+		if err := s.retire(context.WithoutCancel(ctx)); err != nil {
+			s.b.log.Warn("source not retired", "instance", s.source.Instance, "rank", s.source.Rank, "error", err)
+		}
+	}
+	close(s.gone)
 }
 
-// forgotten takes the slot of a worker that is gone away, unless the worker came
-// back.
+// pause waits, and tells whether nothing happened meanwhile.
+func (s *slot) pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-s.change:
+	case <-ctx.Done():
+	}
+	return false
+}
+
+// yield waits until whoever else writes the source has written nothing for so
+// long.
+func (s *slot) yield(ctx context.Context, quiet time.Duration) {
+	before := uint64(0)
+	for {
+		asking, cancel := context.WithTimeout(ctx, s.b.cfg.PublishTimeout)
+		last, err := s.b.lastMessage(asking, s.source.Subject())
+		cancel()
+		if err == nil && last.Sequence == before {
+			return
+		}
+		if err == nil {
+			before = last.Sequence
+		}
+		if !s.pause(ctx, quiet) {
+			return
+		}
+	}
+}
+
+// forgotten takes a slot that is there for nothing away, unless it has got a role
+// again.
 func (s *slot) forgotten() bool {
 	s.b.mu.Lock()
 	defer s.b.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.want != nil {
+	if s.role != idle {
 		return false
 	}
 	delete(s.b.slots, s.source)
+	close(s.gone)
 	return true
 }
 
 // listen runs a listener until it is no longer wanted, or fails.
-func (s *slot) listen(ctx context.Context, w event.Worker) error {
+func (s *slot) listen(ctx context.Context, r role, w event.Worker) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	l := newListener(ctx, cancel, s.b, w)
 	defer l.close()
-	if err := l.open(); err != nil {
+	if err := l.open(r == standing); err != nil {
+		cancel(err)
+		l.tasks.Wait()
 		return err
 	}
 	s.show(l, nil)
 	for ctx.Err() == nil {
 		select {
 		case <-s.change:
-			if now := s.wanted(); now == nil || !now.Equal(&w) {
-				l.retired.Store(now == nil)
+			now, worker := s.wanted()
+			switch {
+			case now == r && worker.Equal(&w):
+			case r == standing && now == writing && worker.Equal(&w):
+				if err := l.activate(); err == nil {
+					r = writing
+				} else if ctx.Err() == nil {
+					l.failed(err)
+					time.AfterFunc(activateAgain, s.signal)
+				}
+			default:
+				l.retired.Store(now == retiring)
 				cancel(errUnwanted)
 			}
 		case <-ctx.Done():
 		}
 	}
 	l.tasks.Wait()
+	s.mu.Lock()
+	s.strays = l.straySources()
+	s.mu.Unlock()
 	if err := context.Cause(ctx); !errors.Is(err, errUnwanted) && !errors.Is(err, context.Canceled) {
 		return err
 	}
@@ -334,25 +455,12 @@ func (b *Bridge) ensureStream(ctx context.Context) error {
 	return err
 }
 
-// lastMessage returns the last message of a subject; jetstream.ErrMsgNotFound
-// if it has none.
-func (b *Bridge) lastMessage(ctx context.Context, subject string) (*jetstream.RawStreamMsg, error) {
-	stream, err := b.js.Stream(ctx, b.cfg.Stream)
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return nil, errors.Join(jetstream.ErrMsgNotFound, b.ensureStream(ctx))
-	}
-	if err != nil {
-		return nil, err
-	}
-	return stream.GetLastMsgForSubject(ctx, subject)
-}
-
-// claim makes a listener the only one to write a source that no worker is
+// claim makes a listener the only one here to write a source that no worker is
 // registered for. It tells whether that was possible.
 func (b *Bridge) claim(source event.Source, l *listener) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if s := b.slots[source]; s != nil {
+	if b.slots[source] != nil || b.known[source] {
 		return false
 	}
 	if owner := b.strays[source]; owner != nil && owner != l {

@@ -239,29 +239,18 @@ func (n *lane) run(ctx context.Context) error {
 }
 
 // finish publishes what is left when the listener stops, and leaves a
-// checkpoint, so that whoever starts next need not read the history. A worker
-// that is gone for good leaves only the word of it.
+// checkpoint, so that whoever starts next need not read the history. What waits of
+// a worker that is gone for good is void.
 func (n *lane) finish(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), n.l.b.cfg.StopTimeout)
 	defer cancel()
 	if n.l.retired.Load() {
-		return n.retire(ctx)
+		return nil
 	}
 	if err := n.flush(ctx); err != nil || n.log.bytes <= 2*n.log.checkpointBytes+4096 {
 		return err
 	}
 	return n.checkpoint(ctx)
-}
-
-// retire writes that the worker is gone.
-func (n *lane) retire(ctx context.Context) error {
-	if err := n.settle(ctx); err != nil && !errors.Is(err, errLogLost) {
-		return err
-	}
-	n.l.mu.Lock()
-	h := event.Header{Incarnation: n.l.incarnation}
-	n.l.mu.Unlock()
-	return n.publish(ctx, event.AppendRecord(n.log.record[:0], h, 1, event.AppendRetired(nil)), h)
 }
 
 // flush publishes all there is.

@@ -56,6 +56,8 @@ type listener struct {
 	home        *lane       // of the worker's own rank
 	lanes       []*lane     // of all ranks, home first
 	opening     bool        // a lane is being opened: batches wait
+	standby     bool        // another bridge writes: batches wait, the oldest go when they are too many
+	meeting     *time.Timer // runs while what came in standby may be of another life than what the log has
 	account     account     // gaps and drops
 	repair      repairState //
 	engineErr   string      // what is wrong with the engine's sockets
@@ -109,6 +111,7 @@ func (l *listener) Connected(peer string) {
 	l.verify = l.next > 0 && l.replays()
 	l.heard = time.Now()
 	l.repair.connected()
+	l.reconnectedInStandby()
 	l.mu.Unlock()
 	l.log.Info("connected to engine", "peer", peer)
 	l.mend()
@@ -193,7 +196,7 @@ func (l *listener) waitForRoom(n int) bool {
 
 // full tells whether the bounds on what is held are reached.
 func (l *listener) full(n int) bool {
-	if n > 0 && l.window.Len() > 0 && l.window.bytes+n > l.b.cfg.MaxHeld {
+	if n > 0 && l.window.Len() > 0 && l.window.bytes+n > l.b.cfg.MaxHeld && !l.standby {
 		return true
 	}
 	for _, lane := range l.lanes {
@@ -221,6 +224,11 @@ func (l *listener) live(seq uint64, payload []byte) {
 		l.lastLive, l.hasLive = seq, true
 	}
 	switch {
+	case l.standby:
+		l.stand(seq, payload)
+	case l.meeting != nil:
+		l.window.Add(seq, l.conn, payload)
+		l.meet()
 	case l.verify || l.opening:
 		l.window.Add(seq, l.conn, payload)
 	case seq < l.next:

@@ -3,11 +3,6 @@ package bridge
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strconv"
-	"strings"
-
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvmesh/kvmesh/bridge/engine"
 	"github.com/kvmesh/kvmesh/bridge/residency"
@@ -16,8 +11,9 @@ import (
 )
 
 // open reads back what the log says of the listener's sources, and begins to
-// read the engine and to publish.
-func (l *listener) open() error {
+// read the engine and to publish. In standby it does no more than reading the
+// engine.
+func (l *listener) open(standby bool) error {
 	at, err := event.ParseEndpoint(l.worker.Endpoint)
 	if err != nil {
 		return err
@@ -26,6 +22,18 @@ func (l *listener) open() error {
 	if err != nil {
 		return err
 	}
+	l.standby = standby
+	if !standby {
+		if err := l.activate(); err != nil {
+			return err
+		}
+	}
+	l.tasks.Go(func() { sub.Run(l.ctx) })
+	return nil
+}
+
+// activate reads back what the log says, and begins to publish.
+func (l *listener) activate() error {
 	p, err := l.b.recall(l.ctx, l.worker.Source, l.newState)
 	if err != nil {
 		return err
@@ -47,17 +55,19 @@ func (l *listener) open() error {
 	for _, n := range lanes {
 		l.serve(n)
 	}
-	l.tasks.Go(func() { sub.Run(l.ctx) })
+	l.mend()
 	return nil
 }
 
 // close gives back what the listener holds. Its goroutines have ended.
 func (l *listener) close() { l.b.release(l) }
 
-// begin takes over what the log says, before anything comes from the engine.
+// begin takes over what the log says, and then what came from the engine in
+// standby.
 func (l *listener) begin(lanes []*lane, p past) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	defer l.leaveStandby()
 	l.home, l.lanes = lanes[0], lanes
 	l.incarnation = p.incarnation
 	if p.fresh {
@@ -93,22 +103,13 @@ func (l *listener) newState() *residency.State {
 // and that no worker is registered for: ranks that the engine's batches named
 // when an earlier bridge read them. Each is for one listener only.
 func (l *listener) strays() ([]event.Source, error) {
-	pattern := strings.TrimSuffix(l.worker.Subject(), strconv.FormatUint(uint64(l.worker.Rank), 10)) + "*"
-	stream, err := l.b.js.Stream(l.ctx, l.b.cfg.Stream)
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return nil, nil
-	}
+	others, err := l.b.unregistered(l.ctx, l.worker.Source)
 	if err != nil {
-		return nil, fmt.Errorf("sources of %s: %w", l.worker.Instance, err)
-	}
-	info, err := stream.Info(l.ctx, jetstream.WithSubjectFilter(pattern))
-	if err != nil {
-		return nil, fmt.Errorf("sources of %s: %w", l.worker.Instance, err)
+		return nil, err
 	}
 	var out []event.Source
-	for subject := range info.State.Subjects {
-		source, err := event.ParseSubject(subject)
-		if err == nil && source != l.worker.Source && l.b.claim(source, l) {
+	for _, source := range others {
+		if l.b.claim(source, l) {
 			out = append(out, source)
 		}
 	}

@@ -25,6 +25,7 @@ var (
 // JetStream API error codes that mean something here.
 const (
 	codeWrongLastSeq   = 10071
+	codeMsgNotFound    = 10037
 	codeStreamNotFound = 10059
 )
 
@@ -136,7 +137,9 @@ func (n *lane) resolve(ctx context.Context) (uint64, error) {
 	switch {
 	case id == n.log.id: // stored, and nobody said so
 		return last.Sequence, nil
-	case strings.Contains(id, "|"+n.l.b.session) && last.Sequence != n.log.lastSeq:
+	case last.Sequence == n.log.lastSeq:
+		return 0, errors.New("the servers of NATS don't agree on the last record")
+	case strings.Contains(id, "|"+n.l.b.session):
 		// An earlier record of this lane, stored unheard and then given up.
 		n.log.lastSeq = last.Sequence
 		return 0, errors.New("an earlier record turned up")

@@ -42,7 +42,7 @@ func (r *repairState) resting() bool { return time.Now().Before(r.rest) }
 
 // hole tells whether a batch is missing that others wait for.
 func (l *listener) hole() bool {
-	return !l.opening && l.window.Len() > 0 && l.window.First() > l.next
+	return !l.opening && !l.standby && l.window.Len() > 0 && l.window.First() > l.next
 }
 
 // mend starts a repair if one is needed and none is going on.
@@ -57,7 +57,7 @@ func (l *listener) mend() {
 }
 
 func (l *listener) repairNeeded() bool {
-	return l.verify || l.hole() || l.repair.probe && l.connected
+	return !l.standby && (l.verify || l.hole() || l.repair.probe && l.connected)
 }
 
 // probeIfIdle has the engine asked for lost batches at the end if it has been

@@ -56,9 +56,10 @@ func (b *Bridge) publishStatus(full bool) {
 	b.mu.Unlock()
 	for _, s := range slots {
 		s.mu.Lock()
-		l, err, wanted := s.listener, s.err, s.want != nil
+		l, err, wanted := s.listener, s.err, s.role == writing
 		s.mu.Unlock()
 		switch {
+		case l != nil && l.inStandby(): // its writer tells of it
 		case l != nil:
 			now[s.source.Key()] = l.status()
 		case wanted && err != nil:

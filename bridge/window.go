@@ -46,6 +46,28 @@ func (w *window) Pop() heldBatch {
 	return b
 }
 
+// Get returns the payload of a batch that is held.
+func (w *window) Get(seq uint64) ([]byte, bool) {
+	if !w.has[seq] {
+		return nil, false
+	}
+	for i := range w.batches {
+		if w.batches[i].seq == seq {
+			return w.batches[i].payload, true
+		}
+	}
+	return nil, false
+}
+
+// Last returns the highest number that is held.
+func (w *window) Last() uint64 {
+	last := uint64(0)
+	for i := range w.batches {
+		last = max(last, w.batches[i].seq)
+	}
+	return last
+}
+
 // DropBefore drops the batches that came over a connection before the given
 // one, and replayed ones.
 func (w *window) DropBefore(conn uint64) {

@@ -1,0 +1,70 @@
+package bridge
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// lastMessage returns the last message of a subject; jetstream.ErrMsgNotFound if
+// it has none. It asks the leader of the stream: any other server may be behind,
+// and what it does not have yet would look as if it had never been written.
+func (b *Bridge) lastMessage(ctx context.Context, subject string) (*jetstream.RawStreamMsg, error) {
+	request, err := json.Marshal(map[string]string{"last_by_subj": subject})
+	if err != nil {
+		return nil, err
+	}
+	reply, err := b.nc.RequestWithContext(ctx, b.apiPrefix()+"STREAM.MSG.GET."+b.cfg.Stream, request)
+	if err != nil {
+		return nil, err
+	}
+	var got struct {
+		Error   *jetstream.APIError `json:"error"`
+		Message *struct {
+			Subject  string    `json:"subject"`
+			Sequence uint64    `json:"seq"`
+			Header   []byte    `json:"hdrs"`
+			Data     []byte    `json:"data"`
+			Time     time.Time `json:"time"`
+		} `json:"message"`
+	}
+	if err := json.Unmarshal(reply.Data, &got); err != nil {
+		return nil, fmt.Errorf("last message of %s: %w", subject, err)
+	}
+	switch {
+	case got.Error != nil && got.Error.ErrorCode == codeMsgNotFound:
+		return nil, jetstream.ErrMsgNotFound
+	case got.Error != nil && got.Error.ErrorCode == codeStreamNotFound:
+		return nil, errors.Join(jetstream.ErrMsgNotFound, b.ensureStream(ctx))
+	case got.Error != nil:
+		return nil, got.Error
+	case got.Message == nil:
+		return nil, fmt.Errorf("last message of %s: the answer has none", subject)
+	}
+	msg := &jetstream.RawStreamMsg{Subject: got.Message.Subject, Sequence: got.Message.Sequence, Data: got.Message.Data, Time: got.Message.Time}
+	if len(got.Message.Header) > 0 {
+		if msg.Header, err = nats.DecodeHeadersMsg(got.Message.Header); err != nil {
+			return nil, fmt.Errorf("last message of %s: %w", subject, err)
+		}
+	}
+	return msg, nil
+}
+
+// apiPrefix returns what the subjects of JetStream's API begin with.
+func (b *Bridge) apiPrefix() string {
+	o := b.js.Options()
+	switch {
+	case o.Domain != "":
+		return "$JS." + o.Domain + ".API."
+	case o.APIPrefix != "" && o.APIPrefix[len(o.APIPrefix)-1] != '.':
+		return o.APIPrefix + "."
+	case o.APIPrefix != "":
+		return o.APIPrefix
+	}
+	return jetstream.DefaultAPIPrefix
+}
