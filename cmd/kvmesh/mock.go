@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 
@@ -20,7 +21,10 @@ type mockFleet struct {
 	model    string
 	group    string
 	register bool
-	client   client
+	// advertise is the host by which others reach the sockets; empty: the one
+	// that they bind.
+	advertise string
+	client    client
 }
 
 func mockCommand() *cobra.Command {
@@ -39,6 +43,7 @@ With --register the engines are registered with a running kvmesh.`,
 	f.IntVar(&m.options.Engines, "engines", 1, "engines")
 	f.IntVar(&m.options.Ranks, "ranks", 1, "data-parallel ranks of each engine")
 	f.StringVar(&m.options.Host, "host", "127.0.0.1", "address that the sockets bind")
+	f.StringVar(&m.advertise, "advertise", "", "host by which others reach the sockets; empty: the one they bind")
 	f.IntVar(&m.options.Port, "port", 5557, "port of the first PUB socket; those of the other ranks and engines follow, then the replay sockets; 0: any free ports")
 	f.StringVar(&m.dialect, "dialect", string(mock.VLLMMap), "what the engines speak: "+dialects())
 	f.BoolVar(&m.noReplay, "no-replay", false, "no replay sockets")
@@ -83,11 +88,11 @@ func (m *mockFleet) run(cmd *cobra.Command, _ []string) error {
 	}
 	defer fleet.Stop()
 	for _, e := range fleet.Members {
-		if _, err := fmt.Fprintf(cmd.OutOrStdout(), "%s:%d=%s", e.Instance, e.Rank, e.Addr()); err != nil {
+		if _, err := fmt.Fprintf(cmd.OutOrStdout(), "%s:%d=%s", e.Instance, e.Rank, m.reach(e.Addr())); err != nil {
 			return err
 		}
 		if at := e.ReplayAddr(); at != "" {
-			fmt.Fprintf(cmd.OutOrStdout(), ",replay=%s", at)
+			fmt.Fprintf(cmd.OutOrStdout(), ",replay=%s", m.reach(at))
 		}
 		fmt.Fprintln(cmd.OutOrStdout())
 	}
@@ -103,6 +108,16 @@ func (m *mockFleet) run(cmd *cobra.Command, _ []string) error {
 	return nil
 }
 
+// reach returns an endpoint as others reach it.
+func (m *mockFleet) reach(endpoint string) string {
+	host, ok := strings.CutPrefix(endpoint, "tcp://")
+	_, port, err := net.SplitHostPort(host)
+	if m.advertise == "" || !ok || err != nil {
+		return endpoint
+	}
+	return "tcp://" + net.JoinHostPort(m.advertise, port)
+}
+
 func (m *mockFleet) registerAll(cmd *cobra.Command, fleet *mock.Fleet) error {
 	engine := "vllm"
 	if strings.HasPrefix(m.dialect, "sglang") {
@@ -111,11 +126,11 @@ func (m *mockFleet) registerAll(cmd *cobra.Command, fleet *mock.Fleet) error {
 	var errs []error
 	for _, e := range fleet.Members {
 		body := map[string]any{
-			"instance_id": e.Instance, "dp_rank": e.Rank, "endpoint": e.Addr(), "model_name": m.model, "routing_group": m.group,
+			"instance_id": e.Instance, "dp_rank": e.Rank, "endpoint": m.reach(e.Addr()), "model_name": m.model, "routing_group": m.group,
 			"block_size": m.options.Workload.BlockSize, "engine": engine,
 		}
 		if at := e.ReplayAddr(); at != "" {
-			body["replay_endpoint"] = at
+			body["replay_endpoint"] = m.reach(at)
 		}
 		if m.options.Engine.Topic != "" {
 			body["topic"] = m.options.Engine.Topic
