@@ -253,6 +253,18 @@ func (c *Cache) Clear(now time.Time) error {
 	return nil
 }
 
+// Restart makes the cache that of a new process: nothing runs, and the device is
+// empty, which no event says. The host stays if it is somebody else's memory.
+func (c *Cache) Restart(now time.Time) {
+	c.Tick(now)
+	c.device = newDevice(c.o.Device)
+	c.stores, c.storing, c.loads, c.running, c.events = nil, map[uint64]bool{}, nil, 0, nil
+	if c.o.Owner == "" {
+		c.host = newHost(c.o.Host)
+	}
+	c.host.unpinAll()
+}
+
 // Events takes the events since the last call, in their order. Times that are
 // passed to the methods must not go back between calls.
 func (c *Cache) Events() []model.Event {

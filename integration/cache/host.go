@@ -29,6 +29,12 @@ func (h *host) pin(seq uint64) {
 
 func (h *host) unpin(seq uint64) { h.blocks[seq].Value.(*hostBlock).pins-- }
 
+func (h *host) unpinAll() {
+	for _, at := range h.blocks {
+		at.Value.(*hostBlock).pins = 0
+	}
+}
+
 // put adds a block, and returns the one that has to go for it, if any. It fails
 // if none can.
 func (h *host) put(seq uint64) (gone uint64, evicted, ok bool) {

@@ -164,3 +164,23 @@ func TestAbortedLoad(t *testing.T) {
 	expect(t, c, "store..", "remove CPU.", "remove CPU.", "store CPU without tokens..")
 	c.Finish(epoch.Add(time.Minute), r)
 }
+
+// A new process has an empty device; the host's blocks stay if they are not its
+// own.
+func TestRestart(t *testing.T) {
+	for owner, want := range map[string]int{"": 0, "kvcr": 2} {
+		c := mustNew(t, Options{BlockSize: 1, Device: 4, Host: 4, WriteThrough: true, Owner: owner})
+		mustStart(t, c, 0, 1, 2)
+		c.Tick(epoch)
+		expect(t, c, "store..", "store CPU without tokens..")
+		c.Restart(epoch)
+		device, host := c.Resident()
+		if len(device) != 0 || len(host) != want || c.Running() != 0 {
+			t.Errorf("owner %q: %d blocks on the device, %d on the host, %d requests", owner, len(device), len(host), c.Running())
+		}
+		r := mustStart(t, c, 0, 1, 2, 3)
+		if r.HitHost != want {
+			t.Errorf("owner %q: %d tokens hit, want %d", owner, r.HitHost, want)
+		}
+	}
+}

@@ -288,6 +288,13 @@ func (e *Engine) Seek(seq uint64) {
 	e.next = seq
 }
 
+// ForgetRing empties the ring, as if more batches than it keeps had been published.
+func (e *Engine) ForgetRing() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.ring.clear()
+}
+
 // Resend publishes a batch of the ring once more under its number. It fails with
 // ErrNotKept and ErrStopped.
 func (e *Engine) Resend(seq uint64) error {
