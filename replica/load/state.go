@@ -1,0 +1,205 @@
+package load
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/kvmesh/kvmesh/indexer/event/mpack"
+)
+
+// chunk is part of a state.
+type chunk struct {
+	ops []byte
+	n   int
+}
+
+// answer tells a replica this one's state, and those of the dead, whom it can't
+// ask.
+func (s *Shared) answer(to string) {
+	type told struct {
+		about  string
+		seq    uint64
+		chunks []chunk
+	}
+	var all []told
+	s.mu.Lock()
+	s.tellings++
+	number := s.tellings
+	for _, p := range s.order {
+		if p == s.self || p.dead {
+			all = append(all, told{p.id, p.seq, s.state(p)})
+		}
+	}
+	s.mu.Unlock()
+	for _, t := range all {
+		for i, c := range t.chunks {
+			data := appendHead(make([]byte, 0, len(c.ops)+128), 6, kindState, s.self.id)
+			data = mpack.AppendStr(data, t.about)
+			data = mpack.AppendUint(data, t.seq)
+			data = mpack.AppendUint(data, number)
+			data = mpack.AppendUint(data, uint64(i))
+			data = mpack.AppendUint(data, uint64(len(t.chunks)))
+			data = append(mpack.AppendArray(data, c.n), c.ops...)
+			if s.publish(subjectTo(s.cfg.Group, to), data) != nil {
+				return // it asks again
+			}
+		}
+	}
+}
+
+// state returns all that a replica has told, as operations.
+func (s *Shared) state(p *peer) []chunk {
+	now := time.Now()
+	out := []chunk{{}}
+	c := &out[0]
+	added := func(b []byte) {
+		c.ops = b
+		c.n++
+		if len(b) >= maxMessage {
+			out = append(out, chunk{})
+			c = &out[len(out)-1]
+		}
+	}
+	for _, r := range p.reservations {
+		added(appendAdd(c.ops, r, s.workers[r.slot].key, now))
+	}
+	for key, m := range p.marks {
+		added(appendMark(c.ops, key, m, now))
+	}
+	for id, e := range s.sessions {
+		if e.writer == p.id || p == s.self && s.peers[e.writer] == nil {
+			added(appendSession(c.ops, id, e, now))
+		}
+	}
+	return out
+}
+
+// takeState takes in a part of a state: the sender's own, or that of a dead
+// replica, as the sender knows it.
+func (s *Shared) takeState(from *peer, r mpack.Reader) error {
+	about, seq, number, i, n := string(r.Str()), r.Uint(), r.Uint(), r.Uint(), r.Uint()
+	if r.Err() != nil || n == 0 || n > 1<<16 || i >= n || about == "" || len(about) > MaxID {
+		return fmt.Errorf("%w: state", ErrMessage)
+	}
+	if about == s.self.id {
+		return nil // of a time when we seemed to be dead
+	}
+	p := from
+	if about != from.id {
+		p = s.peers[about]
+		if p != nil && (!p.dead || p.seq >= seq) {
+			return nil // we know better
+		}
+		if p == nil {
+			p = s.meet(about)
+			p.dead = true // until it says something
+		}
+	}
+	y := &p.sync
+	this := telling{from.id, number, seq}
+	if seq < p.seq || y.chunks != nil && y.telling.from == from.id && number < y.telling.n {
+		return nil // of before
+	}
+	if y.chunks == nil || y.telling != this || uint64(len(y.chunks)) != n {
+		y.telling, y.chunks, y.have = this, make([][]byte, n), 0
+	}
+	if y.chunks[i] == nil {
+		y.chunks[i] = append([]byte{}, r.View(r.Len())...)
+		y.have++
+	}
+	if uint64(y.have) < n {
+		return nil
+	}
+	chunks := y.chunks
+	y.chunks, y.have = nil, 0
+	return s.restore(p, seq, chunks)
+}
+
+// restore puts a state in the place of what was known of a replica.
+func (s *Shared) restore(p *peer, seq uint64, chunks [][]byte) error {
+	now := time.Now()
+	var all []operation
+	for _, data := range chunks {
+		r := mpack.NewReader(data)
+		n := r.Array()
+		for range n {
+			var o operation
+			readOp(&r, &o, now)
+			if err := r.Err(); err != nil {
+				return fmt.Errorf("%w: state of %s: %w", ErrMessage, p.id, err)
+			}
+			all = append(all, o)
+		}
+	}
+	reservations, marks := map[string]*operation{}, map[markKey]*operation{}
+	for i := range all {
+		switch o := &all[i]; o.kind {
+		case opAdd:
+			reservations[o.r.key] = o
+		case opMark:
+			marks[o.key] = o
+		}
+	}
+	// What the state has not is over, marks on it too. What it has anew or
+	// otherwise is put in its place; marks of others on it stand.
+	for key, r := range p.reservations {
+		if o := reservations[key]; o == nil || o.r.stamp != r.stamp {
+			s.drop(r)
+		}
+	}
+	for _, q := range s.order {
+		for key := range q.marks {
+			if key.owner == p.id && key.stamp <= seq && (reservations[key.id] == nil || reservations[key.id].r.stamp != key.stamp) {
+				delete(q.marks, key)
+			}
+		}
+	}
+	p.seq = max(p.seq, seq)
+	for key, o := range reservations {
+		if r := p.reservations[key]; r != nil {
+			r.done, r.outputs, r.decay, r.deadline = o.r.done, o.r.outputs, o.r.decay, o.r.deadline
+			s.weigh(r)
+		} else {
+			s.apply(p, o)
+		}
+	}
+	for key := range p.marks {
+		if marks[key] == nil {
+			delete(p.marks, key)
+			s.marked(key)
+		}
+	}
+	for _, o := range marks {
+		s.apply(p, o)
+	}
+	for i := range all {
+		if all[i].kind == opSession {
+			s.apply(p, &all[i])
+		}
+	}
+	y := &p.sync
+	for first, data := range y.early { // what the state has already
+		if first <= p.seq {
+			r := mpack.NewReader(data)
+			r.Array()
+			r.Uint()
+			r.Uint()
+			r.Str()
+			r.Uint()
+			if first+r.Uint()-1 <= p.seq {
+				delete(y.early, first)
+				y.bytes -= len(data)
+			}
+		}
+	}
+	y.behind, y.since = false, time.Time{}
+	if p.dead {
+		s.bury(p, now)
+		return nil
+	}
+	s.catchUp(p)
+	if len(y.early) > 0 {
+		s.missing(p)
+	}
+	return nil
+}
