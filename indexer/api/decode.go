@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"strconv"
 )
 
@@ -15,7 +14,7 @@ import (
 func decodeBody(body io.Reader, into any) error {
 	data, err := io.ReadAll(body)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: %w", errRead, err)
 	}
 	return decodeJSON(data, into)
 }
@@ -71,76 +70,4 @@ func (id instanceID) MarshalJSON() ([]byte, error) {
 		return []byte(id.text), nil
 	}
 	return json.Marshal(id.text)
-}
-
-// tokenIDs is a list of token ids: integers from 0 to 2^32-1.
-type tokenIDs []uint32
-
-// UnmarshalJSON implements json.Unmarshaler.
-func (t *tokenIDs) UnmarshalJSON(b []byte) error {
-	out := (*t)[:0]
-	if cap(out) == 0 {
-		out = make([]uint32, 0, len(b)/4)
-	}
-	err := eachNumber(b, "token_ids", func(text []byte) error {
-		v, err := strconv.ParseUint(string(text), 10, 32)
-		if err != nil {
-			return fmt.Errorf("token_ids: %.40s is no integer from 0 to %d", text, uint32(math.MaxUint32))
-		}
-		out = append(out, uint32(v))
-		return nil
-	})
-	*t = out
-	return err
-}
-
-// blockHashes is a list of hashes of 64 bits: integers, signed or unsigned, or
-// decimal strings of such.
-type blockHashes []uint64
-
-// UnmarshalJSON implements json.Unmarshaler.
-func (h *blockHashes) UnmarshalJSON(b []byte) error {
-	out := make([]uint64, 0, len(b)/16)
-	err := eachNumber(b, "block_hashes", func(text []byte) error {
-		digits := string(bytes.Trim(text, `"`))
-		v, err := strconv.ParseUint(digits, 10, 64)
-		if err != nil {
-			signed, err := strconv.ParseInt(digits, 10, 64)
-			if err != nil {
-				return fmt.Errorf("block_hashes: %.40s is no integer of 64 bits", text)
-			}
-			v = uint64(signed)
-		}
-		out = append(out, v)
-		return nil
-	})
-	*h = out
-	return err
-}
-
-// eachNumber calls f with each element of a JSON array of scalars, which has
-// been found to be well-formed. null is an empty array.
-func eachNumber(b []byte, name string, f func([]byte) error) error {
-	if string(b) == "null" {
-		return nil
-	}
-	if len(b) < 2 || b[0] != '[' {
-		return fmt.Errorf("%s: want an array, got %.40s", name, b)
-	}
-	b = b[1 : len(b)-1]
-	for len(b) > 0 {
-		item := b
-		if i := bytes.IndexByte(b, ','); i >= 0 {
-			item, b = b[:i], b[i+1:]
-		} else {
-			b = nil
-		}
-		if item = bytes.TrimSpace(item); len(item) == 0 {
-			continue // of an empty array with space in it
-		}
-		if err := f(item); err != nil {
-			return err
-		}
-	}
-	return nil
 }

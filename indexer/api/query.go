@@ -2,158 +2,115 @@ package api
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
-	"strconv"
+	"time"
 
-	"github.com/kvmesh/kvmesh/indexer"
 	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/indexer/hash"
 )
 
-// scope is what all queries have in common.
-type scope struct {
-	ModelName    string  `json:"model_name"`
-	Model        string  `json:"model"`
-	RoutingGroup *string `json:"routing_group"`
-	LoraName     *string `json:"lora_name"`
-	MinLogSeq    uint64  `json:"min_log_seq"`
+// query returns the handler of /query or /query_by_hash.
+func (s *Server) query(content string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		k := s.work(content)
+		defer s.done(k)
+		if err := s.ask(k, r); err != nil {
+			s.refuse(w, r, err)
+			return
+		}
+		s.send(w, http.StatusOK, k.reply)
+	})
 }
 
-func (q *scope) partition() (event.Partition, error) {
-	model := q.ModelName
-	if model == "" {
-		model = q.Model
-	}
-	if model == "" {
-		return event.Partition{}, fmt.Errorf("%w: model_name is missing or empty", errRequest)
-	}
-	return event.Partition{Model: model, Group: or(q.RoutingGroup, defaultGroup)}, nil
-}
-
-// tokenQuery is the body of /query.
-type tokenQuery struct {
-	scope
-	TokenIDs  *tokenIDs `json:"token_ids"`
-	CacheSalt *string   `json:"cache_salt"`
-}
-
-// hashQuery is the body of /query_by_hash.
-type hashQuery struct {
-	scope
-	BlockHashes *blockHashes    `json:"block_hashes"`
-	CacheSalt   json.RawMessage `json:"cache_salt"`
-}
-
-func (s *Server) query(r *http.Request) (int, any, error) {
-	var q tokenQuery
-	if err := decodeBody(r.Body, &q); err != nil {
-		return 0, nil, err
-	}
-	return s.answerTokens(r.Context(), &q)
-}
-
-func (s *Server) answerTokens(ctx context.Context, q *tokenQuery) (int, any, error) {
-	p, err := q.partition()
+// ask reads what a request asks, and makes the reply.
+func (s *Server) ask(w *work, r *http.Request) error {
+	m, err := mediaOf(r.Header.Get("Content-Type"))
 	if err != nil {
-		return 0, nil, err
+		return err
 	}
-	if q.TokenIDs == nil {
-		return 0, nil, fmt.Errorf("%w: token_ids is missing", errRequest)
+	if encoding := r.Header.Get("Content-Encoding"); encoding != "" && encoding != "identity" {
+		return fmt.Errorf("%w: Content-Encoding is %.100q, want none", errMedia, encoding)
 	}
-	size, err := s.index.BlockSize(p)
-	if err != nil {
-		return 0, nil, unknown(p, err)
+	if err := w.readBody(r, s.cfg.MaxQuery); err != nil {
+		return err
 	}
-	seed := hash.SeedOf(or(q.LoraName, ""), or(q.CacheSalt, ""))
-	locals := hash.AppendLocals(nil, *q.TokenIDs, int(size), 0, seed)
-	return s.answer(ctx, p, locals, q.MinLogSeq)
+	if err := w.readCall(m, r.URL.RawQuery); err != nil {
+		return err
+	}
+	return s.answer(r.Context(), w)
 }
 
-func (s *Server) queryByHash(r *http.Request) (int, any, error) {
-	var q hashQuery
-	if err := decodeBody(r.Body, &q); err != nil {
-		return 0, nil, err
+// answer makes the reply to a call that has been read. Of a batch, each prompt has
+// an answer or an error.
+func (s *Server) answer(ctx context.Context, w *work) error {
+	if w.outer.err != nil {
+		return w.outer.err
 	}
-	return s.answerHashes(r.Context(), &q)
+	deadline := time.Now().Add(s.cfg.WaitTimeout)
+	if !w.batch {
+		err := s.answerPrompt(ctx, deadline, w, &w.outer)
+		w.reply = append(w.reply, '\n')
+		return err
+	}
+	w.reply = append(w.reply, `{"answers":[`...)
+	for i := range w.prompts {
+		if i > 0 {
+			w.reply = append(w.reply, ',')
+		}
+		p := &w.prompts[i]
+		p.inherit(&w.outer)
+		if err := s.answerPrompt(ctx, deadline, w, p); err != nil {
+			_, code := codeOf(err)
+			w.reply = appendFailure(w.reply, err, code)
+		}
+	}
+	w.reply = append(w.reply, "]}\n"...)
+	return nil
 }
 
-func (s *Server) answerHashes(ctx context.Context, q *hashQuery) (int, any, error) {
-	p, err := q.partition()
+// answerPrompt appends the answer for one prompt to the reply, or nothing if
+// there is an error.
+func (s *Server) answerPrompt(ctx context.Context, deadline time.Time, w *work, p *prompt) error {
+	if p.err != nil {
+		return p.err
+	}
+	if len(p.model) == 0 {
+		return fmt.Errorf("%w: model_name is missing or empty", errRequest)
+	}
+	if !p.given {
+		return fmt.Errorf("%w: %s is missing", errRequest, w.content)
+	}
+	name := event.Partition{Model: w.name(p.model), Group: defaultGroup}
+	if p.group != nil {
+		name.Group = w.name(p.group)
+	}
+	size, err := s.index.BlockSize(name)
 	if err != nil {
-		return 0, nil, err
+		return unknown(name, err)
 	}
-	if q.BlockHashes == nil {
-		return 0, nil, fmt.Errorf("%w: block_hashes is missing", errRequest)
+	if p.minLogSeq > s.index.Position() {
+		ctx, cancel := context.WithDeadline(ctx, deadline)
+		defer cancel()
+		if err := s.index.WaitFor(ctx, p.minLogSeq); err != nil {
+			return err
+		}
 	}
-	if len(q.CacheSalt) > 0 && string(q.CacheSalt) != "null" {
-		return 0, nil, fmt.Errorf("%w: cache_salt has no meaning here: the block hashes are made with it", errRequest)
+	locals := p.hashes
+	if w.content == tokenIDs {
+		w.locals = hash.AppendLocals(w.locals[:0], p.tokens, int(size), 0, hash.SeedOf(string(p.lora), string(p.salt)))
+		locals = w.locals
 	}
-	return s.answer(ctx, p, *q.BlockHashes, q.MinLogSeq)
+	// The only use of the index's query: what it returns belongs to w until the
+	// next one.
+	a, err := s.index.Match(name, locals)
+	if err != nil {
+		return unknown(name, err)
+	}
+	w.appendAnswer(&a, p.top)
+	return nil
 }
 
 func unknown(p event.Partition, err error) error {
 	return fmt.Errorf("no workers for model=%s routing_group=%s: %w", p.Model, p.Group, err)
-}
-
-// scores is the answer to a query. All numbers but the log sequence are tokens.
-type scores struct {
-	// Scores has the device tier of each rank, Instances all tiers.
-	Scores      map[string]map[string]uint64 `json:"scores"`
-	Frequencies []int                        `json:"frequencies"`
-	Instances   map[string]*instanceScore    `json:"instances"`
-	LogSeq      uint64                       `json:"log_seq"`
-}
-
-// instanceScore is how far an instance holds a prompt. The tiers continue each
-// other, and each number is the best of the instance's ranks.
-type instanceScore struct {
-	LongestMatched uint64            `json:"longest_matched"`
-	GPU            uint64            `json:"gpu"`
-	DP             map[string]uint64 `json:"dp"`
-	CPU            uint64            `json:"cpu"`
-	Disk           uint64            `json:"disk"`
-}
-
-func (s *Server) answer(ctx context.Context, p event.Partition, locals []uint64, minLogSeq uint64) (int, any, error) {
-	if minLogSeq > 0 {
-		ctx, cancel := context.WithTimeout(ctx, s.cfg.WaitTimeout)
-		defer cancel()
-		if err := s.index.WaitFor(ctx, minLogSeq); err != nil {
-			return 0, nil, err
-		}
-	}
-	a, err := s.index.Match(p, locals)
-	if err != nil {
-		return 0, nil, unknown(p, err)
-	}
-	return http.StatusOK, newScores(&a), nil
-}
-
-func newScores(a *indexer.Answer) *scores {
-	out := &scores{
-		Scores:      map[string]map[string]uint64{},
-		Frequencies: []int{},
-		Instances:   map[string]*instanceScore{},
-		LogSeq:      a.LogSeq,
-	}
-	for i := range a.Holdings {
-		h := &a.Holdings[i]
-		tokens := func(t event.Tier) uint64 { return uint64(h.Ends[t]) * uint64(a.BlockSize) }
-		in := out.Instances[h.Instance]
-		if in == nil {
-			in = &instanceScore{DP: map[string]uint64{}}
-			out.Instances[h.Instance] = in
-			out.Scores[h.Instance] = in.DP
-		}
-		if gpu := tokens(event.Device); gpu > 0 {
-			in.DP[strconv.FormatUint(uint64(h.Rank), 10)] = gpu
-			in.GPU = max(in.GPU, gpu)
-		}
-		in.CPU = max(in.CPU, tokens(event.Host))
-		in.Disk = max(in.Disk, tokens(event.External))
-		in.LongestMatched = max(in.LongestMatched, tokens(event.External))
-	}
-	return out
 }

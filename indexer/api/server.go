@@ -7,9 +7,13 @@ import (
 	"crypto/subtle"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
+	"os"
+	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/kvmesh/kvmesh/indexer"
@@ -54,6 +58,8 @@ type Server struct {
 	fleet    *Fleet
 	log      *slog.Logger
 	mux      *http.ServeMux
+	pool     sync.Pool // of *work
+	jsonType []string  // the Content-Type of replies, made once; not written to
 }
 
 // New returns a Server. metrics answers GET /metrics; nil: nothing does.
@@ -61,12 +67,12 @@ func New(cfg Config, index *indexer.Indexer, registry Registry, fleet *Fleet, me
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{cfg: cfg, index: index, registry: registry, fleet: fleet, log: logger, mux: http.NewServeMux()}
+	s := &Server{cfg: cfg, index: index, registry: registry, fleet: fleet, log: logger, mux: http.NewServeMux(), jsonType: []string{"application/json"}}
 	s.handle("POST /register", cfg.MaxBody, s.register)
 	s.handle("POST /unregister", cfg.MaxBody, s.unregister)
 	s.handle("GET /workers", 0, s.workers)
-	s.handle("POST /query", cfg.MaxQuery, s.query)
-	s.handle("POST /query_by_hash", cfg.MaxQuery, s.queryByHash)
+	s.mux.Handle("POST /query", s.guard(s.query(tokenIDs)))
+	s.mux.Handle("POST /query_by_hash", s.guard(s.query(blockHashes)))
 	s.handle("GET /dump", 0, s.dump)
 	s.handle("GET /digest", 0, s.digest)
 	s.handle("GET /peers", 0, s.peers)
@@ -75,14 +81,31 @@ func New(cfg Config, index *indexer.Indexer, registry Registry, fleet *Fleet, me
 	if metrics != nil {
 		s.mux.Handle("GET /metrics", s.guard(metrics))
 	}
-	s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		s.fail(w, r, http.StatusNotFound, "unknown_path", errors.New("no such path: "+r.URL.Path))
-	})
+	s.mux.HandleFunc("/", s.lost)
 	return s
 }
 
 // ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mux.ServeHTTP(w, r) }
+
+// lost answers requests that no handler is for.
+func (s *Server) lost(w http.ResponseWriter, r *http.Request) {
+	var allowed []string
+	for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPatch, http.MethodPut, http.MethodDelete} {
+		other := *r
+		other.Method = method
+		if _, pattern := s.mux.Handler(&other); pattern != "/" {
+			allowed = append(allowed, method)
+		}
+	}
+	if len(allowed) == 0 {
+		s.fail(w, r, http.StatusNotFound, "unknown_path", errors.New("no such path: "+r.URL.Path))
+		return
+	}
+	methods := strings.Join(allowed, ", ")
+	w.Header().Set("Allow", methods)
+	s.fail(w, r, http.StatusMethodNotAllowed, "method", fmt.Errorf("%s takes %s, not %s", r.URL.Path, methods, r.Method))
+}
 
 // HTTPServer returns a server with limits on what a client may keep it busy
 // with.
@@ -101,16 +124,14 @@ func (s *Server) HTTPServer() *http.Server {
 // handle registers a handler that returns what to answer with, or an error.
 func (s *Server) handle(pattern string, maxBody int64, f func(r *http.Request) (status int, body any, err error)) {
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.ContentLength > maxBody && maxBody > 0 {
-			w.Header().Set("Connection", "close") // what is not read would be taken for the next request
-			s.fail(w, r, http.StatusRequestEntityTooLarge, "too_large", errTooLarge)
+		if maxBody > 0 && r.ContentLength > maxBody {
+			s.refuse(w, r, errTooLarge)
 			return
 		}
 		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
 		status, body, err := f(r)
 		if err != nil {
-			status, code := codeOf(err)
-			s.fail(w, r, status, code, err)
+			s.refuse(w, r, err)
 			return
 		}
 		s.reply(w, status, body)
@@ -138,38 +159,49 @@ func (s *Server) guard(next http.Handler) http.Handler {
 	})
 }
 
+// reply answers with a value as JSON.
 func (s *Server) reply(w http.ResponseWriter, status int, body any) {
-	if body == nil {
-		w.WriteHeader(status)
-		return
-	}
 	data, err := json.Marshal(body)
 	if err != nil {
 		s.log.Error("reply can't be written as JSON", "error", err)
-		status, data = http.StatusInternalServerError, []byte(`{"error":"reply can't be written as JSON","code":"internal"}`)
+		status, data = http.StatusInternalServerError, appendFailure(nil, errors.New("reply can't be written as JSON"), "internal")
 	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	w.Write(append(data, '\n'))
+	s.send(w, status, append(data, '\n'))
 }
 
-// failure is the body of every error.
-type failure struct {
-	Error string `json:"error"`
-	Code  string `json:"code"`
+// send answers with JSON.
+func (s *Server) send(w http.ResponseWriter, status int, data []byte) {
+	h := w.Header()
+	h["Content-Type"] = s.jsonType
+	if len(data) > 2048 { // of less, net/http says how long it is
+		h.Set("Content-Length", strconv.Itoa(len(data)))
+	}
+	w.WriteHeader(status)
+	w.Write(data) // an error is the client's: it is gone
+}
+
+// refuse answers with an error.
+func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
+	status, code := codeOf(err)
+	if status == http.StatusRequestEntityTooLarge {
+		w.Header().Set("Connection", "close") // what is not read would be taken for the next request
+	}
+	s.fail(w, r, status, code, err)
 }
 
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, status int, code string, err error) {
 	if status >= 500 {
 		s.log.Warn("request failed", "method", r.Method, "path", r.URL.Path, "status", status, "error", err)
 	}
-	s.reply(w, status, failure{Error: err.Error(), Code: code})
+	s.send(w, status, append(appendFailure(nil, err, code), '\n'))
 }
 
 // Errors of requests.
 var (
 	errTooLarge = errors.New("the body is too large")
 	errRequest  = errors.New("bad request")
+	errMedia    = errors.New("unsupported media type")
+	errRead     = errors.New("the body can't be read")
 )
 
 // codeOf returns the status of an error, and the code by which programs tell it.
@@ -178,7 +210,11 @@ func codeOf(err error) (status int, code string) {
 	switch {
 	case errors.As(err, &tooLarge), errors.Is(err, errTooLarge):
 		return http.StatusRequestEntityTooLarge, "too_large"
-	case errors.Is(err, errRequest):
+	case errors.Is(err, errMedia):
+		return http.StatusUnsupportedMediaType, "media_type"
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return http.StatusRequestTimeout, "timeout"
+	case errors.Is(err, errRequest), errors.Is(err, errRead):
 		return http.StatusBadRequest, "bad_request"
 	case errors.Is(err, event.ErrWorker):
 		return http.StatusBadRequest, "bad_worker"

@@ -1,8 +1,8 @@
 package api
 
 import (
+	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
@@ -43,16 +43,13 @@ func (s *Server) Listen(nc *nats.Conn, version string) (stop func() error, err e
 	if err != nil {
 		return nil, fmt.Errorf("NATS service: %w", err)
 	}
-	for name, endpoint := range map[string]struct {
-		subject string
-		answer  func(context.Context, event.Partition, []byte) (any, error)
-	}{
-		"query":         {querySubject, s.natsQuery},
-		"query-by-hash": {hashSubject, s.natsQueryByHash},
+	for name, endpoint := range map[string]struct{ subject, content string }{
+		"query":         {querySubject, tokenIDs},
+		"query-by-hash": {hashSubject, blockHashes},
 	} {
 		handler := micro.HandlerFunc(func(r micro.Request) {
 			// A query may wait for a log sequence; others must not wait for it.
-			go s.serveNATS(r, endpoint.subject, endpoint.answer)
+			go s.serveNATS(r, endpoint.subject, endpoint.content)
 		})
 		if err := service.AddEndpoint(name, handler, micro.WithEndpointSubject(endpoint.subject+".*.*")); err != nil {
 			return nil, errors.Join(fmt.Errorf("NATS service: %w", err), service.Stop())
@@ -61,22 +58,47 @@ func (s *Server) Listen(nc *nats.Conn, version string) (stop func() error, err e
 	return service.Stop, nil
 }
 
-func (s *Server) serveNATS(r micro.Request, prefix string, answer func(context.Context, event.Partition, []byte) (any, error)) {
-	p, err := partitionOf(strings.TrimPrefix(r.Subject(), prefix+"."))
-	var reply any
-	if err == nil {
-		reply, err = answer(context.Background(), p, r.Data())
-	}
+func (s *Server) serveNATS(r micro.Request, prefix, content string) {
+	w := s.work(content)
+	defer s.done(w)
+	err := s.askNATS(w, r, strings.TrimPrefix(r.Subject(), prefix+"."))
 	if err != nil {
 		status, code := codeOf(err)
-		data, _ := json.Marshal(failure{Error: err.Error(), Code: code}) // two strings: no error
-		err = r.Error(strconv.Itoa(status), err.Error(), data)
+		err = r.Error(strconv.Itoa(status), err.Error(), appendFailure(nil, err, code))
 	} else {
-		err = r.RespondJSON(reply)
+		err = r.Respond(bytes.TrimSuffix(w.reply, []byte{'\n'}))
 	}
 	if err != nil {
 		s.log.Debug("NATS request not answered", "subject", r.Subject(), "error", err)
 	}
+}
+
+// askNATS reads what a request to the partition named by key asks, and makes the
+// reply.
+func (s *Server) askNATS(w *work, r micro.Request, key string) error {
+	p, err := partitionOf(key)
+	if err != nil {
+		return err
+	}
+	m, err := mediaOf(r.Headers().Get("Content-Type"))
+	if err != nil {
+		return err
+	}
+	if m == mediaBinary {
+		return fmt.Errorf("%w: application/octet-stream has its parameters in a URL, and there is none", errMedia)
+	}
+	if int64(len(r.Data())) > s.cfg.MaxQuery {
+		return errTooLarge
+	}
+	w.body = append(w.body[:0], r.Data()...)
+	if err := w.readCall(m, ""); err != nil {
+		return err
+	}
+	w.outer.model, w.outer.group = []byte(p.Model), []byte(p.Group)
+	for i := range w.prompts {
+		w.prompts[i].model, w.prompts[i].group = nil, nil
+	}
+	return s.answer(context.Background(), w)
 }
 
 // partitionOf reads <model>.<group>.
@@ -94,24 +116,4 @@ func partitionOf(key string) (event.Partition, error) {
 		return p, fmt.Errorf("%w: %w", errRequest, err)
 	}
 	return p, nil
-}
-
-func (s *Server) natsQuery(ctx context.Context, p event.Partition, body []byte) (any, error) {
-	var q tokenQuery
-	if err := decodeJSON(body, &q); err != nil {
-		return nil, err
-	}
-	q.ModelName, q.RoutingGroup = p.Model, &p.Group
-	_, reply, err := s.answerTokens(ctx, &q)
-	return reply, err
-}
-
-func (s *Server) natsQueryByHash(ctx context.Context, p event.Partition, body []byte) (any, error) {
-	var q hashQuery
-	if err := decodeJSON(body, &q); err != nil {
-		return nil, err
-	}
-	q.ModelName, q.RoutingGroup = p.Model, &p.Group
-	_, reply, err := s.answerHashes(ctx, &q)
-	return reply, err
 }
