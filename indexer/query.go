@@ -24,13 +24,17 @@ type Answer struct {
 	Holdings []Holding
 }
 
-// BlockSize returns the block size of a partition, in tokens. The error is
-// ErrUnknownPartition.
+// BlockSize returns the block size of a partition, in tokens. Errors wrap
+// ErrUnknownPartition, or ErrNotReady while it is not known what partitions there
+// are.
 func (x *Indexer) BlockSize(name event.Partition) (uint32, error) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	p := x.partitions[name]
 	if p == nil || len(p.instances) == 0 {
+		if err := x.Ready(); err != nil {
+			return 0, err
+		}
 		return 0, ErrUnknownPartition
 	}
 	return p.blockSize, nil

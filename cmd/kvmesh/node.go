@@ -302,7 +302,9 @@ func (n *node) web(log *slog.Logger, nc *nats.Conn, index *indexer.Indexer, cata
 	if _, err := front.Listen(nc, version()); err != nil {
 		return nil, err
 	}
-	return front.HTTPServer(), nil
+	server := front.HTTPServer()
+	server.Handler = pages(front)
+	return server, nil
 }
 
 func (n *node) listenHTTP(web *http.Server, listener net.Listener) error {

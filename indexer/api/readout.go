@@ -224,6 +224,9 @@ type blockEntry struct {
 var dumpTiers = [event.Tiers]string{"device", "host_pinned", "disk", "external"}
 
 func (s *Server) dump(*http.Request) (int, any, error) {
+	if err := s.index.Ready(); err != nil {
+		return 0, nil, err // what partitions there are may not be known yet
+	}
 	out := map[string]dumpView{}
 	for _, p := range s.index.Partitions() {
 		sources, size, logSeq, err := s.index.Dump(p)
