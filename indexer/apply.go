@@ -43,20 +43,24 @@ func (x *Indexer) applyRecord(name event.Source, seq uint64, subject string, dat
 	}
 	s.staged = nil // an unfinished checkpoint ends here
 	h := x.dec.Header
-	s.part.index.Update(func(w prefix.Writer) {
+	blocks := 0
+	s.part.index.Update(seq, func(w prefix.Writer) {
 		for ; more; more = x.dec.Next() {
-			x.op(w, s, seq)
+			blocks += x.op(w, s, seq)
 		}
-		x.position.Store(seq) // no query may see the change and not the sequence
+		if err = x.dec.Err(); err != nil {
+			x.diverge(s)
+		}
+		s.show(w)
 	})
+	x.metrics.blocks.Add(x.metrics.ctx, int64(blocks))
 	x.header(s, &h)
 	if s.retired {
 		x.forget(s)
 	}
-	if err := x.dec.Err(); err != nil {
+	if err != nil {
 		x.metrics.bad.Add(x.metrics.ctx, 1)
 		x.log.Error("record can't be read to its end", "subject", subject, "log_seq", seq, "error", err)
-		x.diverge(s)
 	}
 }
 
@@ -64,19 +68,19 @@ func (x *Indexer) applyRecord(name event.Source, seq uint64, subject string, dat
 func (x *Indexer) source(name event.Source, seq uint64) *source {
 	s := x.sources[name]
 	if s == nil {
-		x.holder++
 		p := x.partition(name.Partition())
-		s = &source{name: name, part: p, holder: x.holder, keep: seq}
+		s = &source{name: name, part: p, keep: seq}
+		p.index.Update(x.Position(), func(w prefix.Writer) { s.holder = w.Add(&s.name) })
 		x.sources[name] = s
-		p.holders[s.holder] = s
+		p.sources[s] = struct{}{}
 	}
 	return s
 }
 
 // forget drops all that is known of a source.
 func (x *Indexer) forget(s *source) {
-	s.part.index.Update(func(w prefix.Writer) { w.Clear(s.holder, event.AllTiers) })
-	delete(s.part.holders, s.holder)
+	s.part.index.Update(x.Position(), func(w prefix.Writer) { w.Drop(s.holder) })
+	delete(s.part.sources, s)
 	delete(x.sources, s.name)
 	x.dropIfEmpty(s.part)
 }
@@ -86,17 +90,18 @@ func (x *Indexer) header(s *source, h *event.Header) {
 	s.batches, s.engineSeq = h.Batches, h.Last
 }
 
-// op applies the operation that was read to a source.
-func (x *Indexer) op(w prefix.Writer, s *source, seq uint64) {
+// op applies the operation that was read to a source. It returns how many blocks
+// it names.
+func (x *Indexer) op(w prefix.Writer, s *source, seq uint64) (blocks int) {
 	op := &x.dec.Op
 	salt := event.Salt(op.Tier, op.Owner)
 	switch op.Kind {
 	case event.OpStored:
 		s.digests[op.Tier].Add(w.Store(s.holder, op.Tier, salt, &op.Run))
-		x.metrics.blocks.Add(x.metrics.ctx, int64(len(op.Locals)))
+		return len(op.Locals)
 	case event.OpRemoved:
 		s.digests[op.Tier].Sub(w.Remove(s.holder, op.Tier, salt, op.Seqs))
-		x.metrics.blocks.Add(x.metrics.ctx, int64(len(op.Seqs)))
+		return len(op.Seqs)
 	case event.OpCleared:
 		x.clear(w, s, op.Tiers)
 	case event.OpReset:
@@ -120,11 +125,16 @@ func (x *Indexer) op(w prefix.Writer, s *source, seq uint64) {
 			x.diverge(s)
 		}
 	}
+	return 0
 }
 
 // clear empties some tiers of a source.
 func (x *Indexer) clear(w prefix.Writer, s *source, tiers event.TierMask) {
-	w.Clear(s.holder, tiers)
+	if tiers == event.AllTiers {
+		s.empty(w)
+	} else {
+		w.Clear(s.holder, tiers)
+	}
 	for t := range event.Tier(event.Tiers) {
 		if tiers.Has(t) {
 			s.digests[t] = event.Digest{}
@@ -180,13 +190,13 @@ func (x *Indexer) chunk(s *source, seq uint64, data []byte) {
 		return
 	}
 	before := s.diverged
-	s.part.index.Update(func(w prefix.Writer) {
+	s.part.index.Update(seq, func(w prefix.Writer) {
 		x.clear(w, s, event.AllTiers)
 		s.diverged = false
 		for _, data := range staged {
 			x.restore(w, s, seq, data)
 		}
-		x.position.Store(seq)
+		s.show(w)
 	})
 	x.header(s, &h)
 	if before && !s.diverged {

@@ -45,8 +45,9 @@ func newMetrics(provider metric.MeterProvider, x *Indexer) (*metrics, error) {
 	diverged := gauge("kvmesh.indexer.sources.diverged", "{source}", "Sources whose state differs from their bridge's.")
 	blocks := gauge("kvmesh.indexer.blocks", "{block}", "Blocks that sources hold, by tier.")
 	unique := gauge("kvmesh.indexer.blocks.unique", "{block}", "Different blocks in all indexes.")
+	memory := gauge("kvmesh.indexer.memory", "By", "Memory of all indexes, about.")
 	reg, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		o.ObserveInt64(position, int64(x.position.Load()))
+		o.ObserveInt64(position, int64(x.Position()))
 		o.ObserveInt64(lag, int64(x.Lag()))
 		up := int64(0)
 		if x.Ready() == nil {
@@ -58,11 +59,12 @@ func newMetrics(provider metric.MeterProvider, x *Indexer) (*metrics, error) {
 		o.ObserveInt64(uncertain, c.uncertain)
 		o.ObserveInt64(diverged, c.diverged)
 		o.ObserveInt64(unique, c.unique)
+		o.ObserveInt64(memory, c.bytes)
 		for name, n := range c.blocks {
 			o.ObserveInt64(blocks, n, metric.WithAttributes(attribute.String("tier", name)))
 		}
 		return nil
-	}, position, lag, ready, sources, uncertain, diverged, blocks, unique)
+	}, position, lag, ready, sources, uncertain, diverged, blocks, unique, memory)
 	m.gauges = reg
 	return m, errors.Join(append(errs, err)...)
 }
@@ -75,8 +77,8 @@ func (m *metrics) close() {
 
 // census is what the gauges of blocks and sources show.
 type census struct {
-	sources, uncertain, diverged, unique int64
-	blocks                               map[string]int64
+	sources, uncertain, diverged, unique, bytes int64
+	blocks                                      map[string]int64
 }
 
 func (x *Indexer) census() census {
@@ -95,8 +97,10 @@ func (x *Indexer) census() census {
 			c.blocks[event.Tier(t).String()] += int64(d.Count)
 		}
 	}
-	for _, p := range x.partitions {
-		c.unique += int64(p.index.Len())
+	for _, p := range *x.now().partitions.Load() {
+		st := p.index.Stats()
+		c.unique += int64(st.Blocks)
+		c.bytes += int64(st.Bytes)
 	}
 	return c
 }

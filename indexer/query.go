@@ -9,10 +9,12 @@ import (
 // beginning. The tiers continue each other: Ends[t] is how far one gets with the
 // tiers up to t.
 type Holding struct {
-	Instance string
-	Rank     uint32
-	Ends     [event.Tiers]int
+	*event.Source
+	Ends [event.Tiers]uint32
 }
+
+// Longest returns how far one gets with all tiers, in blocks.
+func (h *Holding) Longest() uint32 { return h.Ends[event.Tiers-1] }
 
 // Answer is who holds how much of a prompt.
 type Answer struct {
@@ -20,46 +22,53 @@ type Answer struct {
 	LogSeq uint64
 	// BlockSize is the partition's, in tokens.
 	BlockSize uint32
-	// Holdings has those who hold at least the first block, in no order.
+	// Holdings has those who hold at least the first block, in no order. They
+	// are valid until the next use of the Query.
 	Holdings []Holding
+}
+
+// Query is the memory of a query, to be used again for the next one. The zero
+// Query is ready. One goroutine may use it at a time.
+type Query struct {
+	prefix   prefix.Query
+	holdings []Holding
 }
 
 // BlockSize returns the block size of a partition, in tokens. Errors wrap
 // ErrUnknownPartition, or ErrNotReady while it is not known what partitions there
 // are.
 func (x *Indexer) BlockSize(name event.Partition) (uint32, error) {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	p := x.partitions[name]
-	if p == nil || len(p.instances) == 0 {
+	p := x.now().partition(name)
+	if p == nil || !p.open.Load() {
 		if err := x.Ready(); err != nil {
 			return 0, err
 		}
 		return 0, ErrUnknownPartition
 	}
-	return p.blockSize, nil
+	return p.blockSize.Load(), nil
 }
 
 // Match answers who holds how much of a prompt, given by the local hashes of its
-// blocks. Errors wrap ErrUnknownPartition or ErrNotReady.
-func (x *Indexer) Match(name event.Partition, locals []uint64) (Answer, error) {
+// blocks. It never waits for the reader of the log. Errors wrap
+// ErrUnknownPartition or ErrNotReady.
+func (x *Indexer) Match(q *Query, name event.Partition, locals []uint64) (Answer, error) {
 	if err := x.Ready(); err != nil {
 		return Answer{}, err
 	}
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	p := x.partitions[name]
-	if p == nil || len(p.instances) == 0 {
+	e := x.now()
+	p := e.partition(name)
+	if p == nil || !p.open.Load() {
 		return Answer{}, ErrUnknownPartition
 	}
-	a := Answer{BlockSize: p.blockSize}
-	matches := p.index.Match(nil, locals, func() { a.LogSeq = x.position.Load() })
+	// The position is read first: what is applied to other partitions by then
+	// does not change this one's answer.
+	at := e.position.Load()
+	matches, logSeq := p.index.Match(&q.prefix, locals)
+	q.holdings = q.holdings[:0]
 	for i := range matches {
-		if s := p.holders[matches[i].Holder]; s != nil && s.answered() {
-			a.Holdings = append(a.Holdings, Holding{Instance: s.name.Instance, Rank: s.name.Rank, Ends: matches[i].Ends})
-		}
+		q.holdings = append(q.holdings, Holding{q.prefix.Source(matches[i].Holder), matches[i].Ends})
 	}
-	return a, nil
+	return Answer{LogSeq: max(at, logSeq), BlockSize: p.blockSize.Load(), Holdings: q.holdings}, nil
 }
 
 // SourceInfo is what an Indexer knows of a source.
@@ -94,7 +103,7 @@ func (x *Indexer) Sources() ([]SourceInfo, uint64) {
 		}
 		out = append(out, info)
 	}
-	return out, x.position.Load()
+	return out, x.Position()
 }
 
 // Workers returns the workers that are registered.
@@ -102,7 +111,7 @@ func (x *Indexer) Workers() []event.Worker {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	var out []event.Worker
-	for _, p := range x.partitions {
+	for _, p := range *x.now().partitions.Load() {
 		for _, in := range p.instances {
 			for _, w := range in.workers {
 				out = append(out, w)
@@ -132,21 +141,23 @@ func (x *Indexer) Dump(name event.Partition) (sources []Dumped, blockSize uint32
 	}
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	p := x.partitions[name]
-	if p == nil || len(p.instances) == 0 {
+	p := x.now().partition(name)
+	if p == nil || !p.open.Load() {
 		return nil, 0, 0, ErrUnknownPartition
 	}
-	for _, s := range p.holders {
-		if !s.answered() {
-			continue
+	p.index.Read(func(r prefix.Reader) {
+		for s := range p.sources {
+			if !s.answered() {
+				continue
+			}
+			d := Dumped{Source: s.name}
+			r.Walk(s.holder, func(b prefix.Block, tiers event.TierMask) {
+				d.Blocks = append(d.Blocks, DumpedBlock{b, tiers})
+			})
+			sources = append(sources, d)
 		}
-		d := Dumped{Source: s.name}
-		p.index.Walk(s.holder, nil, func(b prefix.Block, tiers event.TierMask) {
-			d.Blocks = append(d.Blocks, DumpedBlock{b, tiers})
-		})
-		sources = append(sources, d)
-	}
-	return sources, p.blockSize, x.position.Load(), nil
+	})
+	return sources, p.blockSize.Load(), x.Position(), nil
 }
 
 // Partitions returns the partitions that have workers.
@@ -154,8 +165,8 @@ func (x *Indexer) Partitions() []event.Partition {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	var out []event.Partition
-	for name, p := range x.partitions {
-		if len(p.instances) > 0 {
+	for name, p := range *x.now().partitions.Load() {
+		if p.open.Load() {
 			out = append(out, name)
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvmesh/kvmesh/indexer/event"
-	"github.com/kvmesh/kvmesh/indexer/prefix"
 )
 
 // The reader is the Indexer's own, because a consumer that heals itself heals
@@ -28,16 +27,16 @@ const (
 func (x *Indexer) readLoop(ctx context.Context) {
 	backoff := retryMin
 	for ctx.Err() == nil {
-		before := x.position.Load()
+		before := x.Position()
 		err := x.read(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		if x.position.Load() != before {
+		if x.Position() != before {
 			backoff = retryMin
 		}
 		if !errors.Is(err, errRecheck) {
-			x.log.Warn("reading the log failed, trying again", "error", err, "log_seq", x.position.Load())
+			x.log.Warn("reading the log failed, trying again", "error", err, "log_seq", x.Position())
 		}
 		select {
 		case <-time.After(backoff):
@@ -55,7 +54,7 @@ func (x *Indexer) read(ctx context.Context) error {
 	if err := x.locate(ctx); err != nil {
 		return err
 	}
-	next := x.position.Load() + 1
+	next := x.Position() + 1
 	created, cancel := context.WithTimeout(ctx, requestTimeout)
 	consumer, err := x.js.CreateConsumer(created, x.cfg.Stream, jetstream.ConsumerConfig{
 		DeliverPolicy:     jetstream.DeliverByStartSequencePolicy,
@@ -100,15 +99,15 @@ func (x *Indexer) read(ctx context.Context) error {
 		if seq > x.end.Load() {
 			x.end.Store(seq)
 		}
-		if seq > x.position.Load()+1 {
+		if seq > x.Position()+1 {
 			// What should come next is not there any more: the log was cut
 			// behind the position, or somebody deleted single records. The
 			// latter shows in the digests.
-			before := x.position.Load()
+			before := x.Position()
 			if err := x.locate(ctx); err != nil {
 				return err
 			}
-			if x.position.Load() != before {
+			if x.Position() != before {
 				return errRecheck
 			}
 		}
@@ -130,7 +129,7 @@ func (x *Indexer) locate(ctx context.Context) error {
 		return fmt.Errorf("stream %s: %w", x.cfg.Stream, err)
 	}
 	info := stream.CachedInfo()
-	at := x.position.Load()
+	at := x.Position()
 	x.end.Store(info.State.LastSeq)
 	switch {
 	case x.created.IsZero(): // the first look
@@ -152,13 +151,18 @@ func (x *Indexer) restart(created time.Time, first, last uint64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.created, x.target = created, last
-	x.ready.Store(false)
-	x.sources = map[event.Source]*source{}
-	for _, p := range x.partitions {
-		p.index = prefix.New()
-		p.holders = map[prefix.Holder]*source{}
-		x.dropIfEmpty(p)
+	e := newEra()
+	for name, old := range *x.now().partitions.Load() {
+		if len(old.instances) == 0 {
+			continue
+		}
+		p := newPartition(name)
+		p.blockSize.Store(old.blockSize.Load())
+		p.open.Store(true)
+		p.instances = old.instances
+		e.set(name, p)
 	}
-	x.position.Store(0)
+	x.sources = map[event.Source]*source{}
+	x.era.Store(e)
 	x.advance(max(first, 1) - 1)
 }

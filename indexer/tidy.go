@@ -20,10 +20,21 @@ func (x *Indexer) tidyLoop(ctx context.Context) {
 		case <-ticker.C:
 			if x.Ready() == nil {
 				x.tidySources(time.Now())
+				x.sweep()
 				x.checkStream(ctx)
 			}
 		case <-ctx.Done():
 			return
+		}
+	}
+}
+
+// sweep gives back the memory of what nobody holds, as far as the records since
+// have not done it.
+func (x *Indexer) sweep() {
+	for _, p := range *x.now().partitions.Load() {
+		for p.index.Sweep() {
+			continue
 		}
 	}
 }
@@ -51,7 +62,7 @@ func (x *Indexer) tidySources(now time.Time) {
 			x.askCheckpoint(s)
 		}
 	}
-	for _, p := range x.partitions {
+	for _, p := range *x.now().partitions.Load() {
 		for _, in := range p.instances {
 			for _, w := range in.workers {
 				x.missing(w, now)
@@ -62,9 +73,9 @@ func (x *Indexer) tidySources(now time.Time) {
 
 // drop gives back the memory of a source, and reads its records no longer.
 func (x *Indexer) drop(s *source) {
-	s.part.index.Update(func(w prefix.Writer) { w.Clear(s.holder, event.AllTiers) })
 	s.digests = event.Digests{}
 	s.ignored = true
+	s.part.index.Update(x.Position(), func(w prefix.Writer) { s.empty(w) })
 	s.staged = nil
 }
 
@@ -123,7 +134,7 @@ func (x *Indexer) checkStream(ctx context.Context) {
 func (x *Indexer) floor() uint64 {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	floor := x.position.Load() + 1
+	floor := x.Position() + 1
 	for _, s := range x.sources {
 		floor = min(floor, s.keep)
 	}

@@ -103,7 +103,7 @@ func (s *Server) answerPrompt(ctx context.Context, deadline time.Time, w *work, 
 	}
 	// The only use of the index's query: what it returns belongs to w until the
 	// next one.
-	a, err := s.index.Match(name, locals)
+	a, err := s.index.Match(&w.query, name, locals)
 	if err != nil {
 		return unknown(name, err)
 	}

@@ -15,7 +15,7 @@ import (
 // far the best of them gets with each tier, in blocks.
 type span struct {
 	from, end int
-	best      [event.Tiers]int
+	best      [event.Tiers]uint32
 }
 
 // appendAnswer appends an answer as JSON to the reply, with the top instances that
@@ -85,7 +85,7 @@ func (w *work) cut(top int) {
 	w.spans = w.spans[:top]
 }
 
-func appendTokens(b []byte, a *indexer.Answer, blocks int) []byte {
+func appendTokens(b []byte, a *indexer.Answer, blocks uint32) []byte {
 	return strconv.AppendUint(b, uint64(blocks)*uint64(a.BlockSize), 10)
 }
 

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/kvmesh/kvmesh/indexer"
 	"github.com/kvmesh/kvmesh/indexer/event/mpack"
 	"github.com/kvmesh/kvmesh/indexer/hash"
 )
@@ -30,6 +31,7 @@ type work struct {
 	tokens  []uint32
 	hashes  []uint64
 	locals  []uint64
+	query   indexer.Query
 	spans   []span
 	reply   []byte
 	names   map[string]string // of models and groups

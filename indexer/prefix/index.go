@@ -2,269 +2,403 @@
 // finds for a prompt who has how much of its beginning.
 //
 // A block is known by its sequence hash, which names the whole prompt up to it,
-// so a block that many holders have is kept once. Answers are exact whatever was
-// removed in between.
+// so a block that many holders have is kept once. Blocks that follow each other
+// are kept together, in pages of up to 256: their local hashes, so that a prompt
+// is compared as memory; their sequence hashes; and for each holder and tier the
+// spans that it has. A table finds the place of a block by its sequence hash, for
+// prompts that fork and for blocks that engines name. Answers are exact whatever
+// was removed in between.
+//
+// One goroutine at a time writes, and queries never wait for it: what changes is
+// copied first, and a query reads everything as it was after one Update. What
+// nobody holds any more is swept up in small steps.
 package prefix
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/indexer/hash"
 )
 
-// Holder is a number that the caller gives to one worker rank.
+// Holder is a number that stands for one worker rank, given by Writer.Add.
 type Holder uint32
-
-// Match is how much of a prompt a holder has, in blocks. The tiers continue each
-// other: Ends[t] is how far one gets with the tiers up to t.
-type Match struct {
-	Holder Holder
-	Ends   [event.Tiers]int
-}
-
-// Longest returns how far one gets with all tiers.
-func (m *Match) Longest() int { return m.Ends[event.Tiers-1] }
 
 // Index is the blocks of one partition. Any number of goroutines may use it.
 type Index struct {
-	mu     sync.RWMutex
-	blocks map[uint64]*block
-	held   map[Holder]*[event.Tiers]int
+	moment atomic.Pointer[moment]
+	table  table
+	pages  pages
+	// swept is the version up to which blocks may have been taken out of the
+	// table: a query that began before and finds nothing begins again.
+	swept atomic.Uint64
+
+	mu      sync.Mutex // the writer's; all that follows is guarded by it
+	version uint64     // of the last Update
+	writing uint64     // of the Update that runs; 0 if none does
+	members members
+	queue   []uint32          // pages to be swept
+	merges  map[uint32]uint32 // pages that may take in the one that follows
+	leaving []Holder          // dropped, but still in pages
+	retired []retired         // pages that were moved away
+	unheld  int               // blocks in pages that nobody holds, as far as they were swept
+	mask    uint64            // of sequence hashes; all ones but in tests
 }
 
-// block is a block that somebody holds.
-type block struct {
-	local   uint64
-	parent  uint64 // sequence hash of the block before
-	base    uint32 // position in the prompt; 0 has no parent
-	holders []holding
+// moment is what a query reads first: which states of pages it may see, and the
+// members at that time.
+type moment struct {
+	version uint64
+	logSeq  uint64
+	roster  *roster
 }
 
-type holding struct {
-	holder Holder
-	tiers  event.TierMask
+// retired is a page whose blocks are in other pages since some version.
+type retired struct {
+	page    uint32
+	version uint64
 }
 
 // New returns an empty Index.
 func New() *Index {
-	return &Index{blocks: map[uint64]*block{}, held: map[Holder]*[event.Tiers]int{}}
+	x := &Index{mask: ^uint64(0), merges: map[uint32]uint32{}}
+	x.moment.Store(&moment{roster: &roster{}})
+	return x
 }
 
-// Update calls f with the only access there is to the Index while it runs.
-// Queries see all of its changes or none.
-func (x *Index) Update(f func(w Writer)) {
+// Update calls f, alone with the Index. Queries see all of its changes or none,
+// and from then on say that they are true for logSeq.
+func (x *Index) Update(logSeq uint64, f func(w Writer)) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	x.writing = x.version + 1
 	f(Writer{x})
+	x.writing = 0
+	x.publish(logSeq)
+	if len(x.queue) > queueMax || len(x.leaving) > 0 {
+		x.sweep(sweepStep)
+	}
+}
+
+// publish makes what was written visible.
+func (x *Index) publish(logSeq uint64) {
+	x.version++
+	x.moment.Store(&moment{version: x.version, logSeq: logSeq, roster: x.members.snapshot()})
 }
 
 // Writer changes an Index. It is valid while Update runs.
 type Writer struct{ x *Index }
 
-// Store makes holder have a run of blocks in a tier. It returns how many it did
-// not have there yet, and the sum of their Mix with salt.
-func (w Writer) Store(holder Holder, tier event.Tier, salt uint64, run *event.Run) (added, sum uint64) {
-	seq, root := run.Parent, run.Root
-	for i, local := range run.Locals {
-		parent := seq
-		if root {
-			parent, seq, root = 0, local, false
-		} else {
-			seq = hash.Next(seq, local)
-		}
-		b := w.x.blocks[seq]
-		if b == nil {
-			b = &block{local: local, parent: parent, base: run.Base + uint32(i)}
-			w.x.blocks[seq] = b
-		}
-		if b.add(holder, tier) {
-			added++
-			sum += event.Mix(seq, salt)
-		}
-	}
-	w.count(holder)[tier] += int(added)
-	return added, sum
-}
+func (x *Index) next(parent, local uint64) uint64 { return hash.Next(parent, local) & x.mask }
 
-// Remove makes holder have blocks in a tier no longer. It returns how many it
-// had, and the sum of their Mix with salt.
-func (w Writer) Remove(holder Holder, tier event.Tier, salt uint64, seqs []uint64) (removed, sum uint64) {
-	for _, seq := range seqs {
-		b := w.x.blocks[seq]
-		if b == nil || !b.remove(holder, tier.Mask()) {
-			continue
-		}
-		removed++
-		sum += event.Mix(seq, salt)
-		if len(b.holders) == 0 {
-			delete(w.x.blocks, seq)
-		}
+// find returns the place of a block, 0 if there is none, as the writer sees it.
+func (x *Index) find(seq uint64) (place, *page) {
+	k := keyOf(seq)
+	in := x.table.parts[k.part].Load()
+	if in == nil {
+		return 0, nil
 	}
-	w.count(holder)[tier] -= int(removed)
-	return removed, sum
-}
-
-// Clear makes holder have nothing in some tiers.
-func (w Writer) Clear(holder Holder, tiers event.TierMask) {
-	if w.x.held[holder] == nil {
-		return
-	}
-	for seq, b := range w.x.blocks {
-		if b.remove(holder, tiers) && len(b.holders) == 0 {
-			delete(w.x.blocks, seq)
+	for b := in.home(k.tag); ; b = in.next(b) {
+		at := &in.buckets[b]
+		for c := candidates(at.marks, k.mark); c != 0; c &= c - 1 {
+			entry := at.slot[trailingByte(c)]
+			if tagOf(entry) != k.tag {
+				continue
+			}
+			p := placeIn(entry)
+			if page := x.pages.get(p.page()); page.seqs[p.at()] == seq {
+				return p, page
+			}
 		}
-	}
-	n := w.count(holder)
-	for t := range event.Tier(event.Tiers) {
-		if tiers.Has(t) {
-			n[t] = 0
+		if at.marks>>wentOn == 0 {
+			return 0, nil
 		}
-	}
-	if *n == [event.Tiers]int{} {
-		delete(w.x.held, holder)
 	}
 }
 
-func (w Writer) count(h Holder) *[event.Tiers]int {
-	n := w.x.held[h]
-	if n == nil {
-		n = &[event.Tiers]int{}
-		w.x.held[h] = n
+// own returns a page's state to be changed. more is how many spans may come to
+// it.
+func (x *Index) own(id uint32, p *page, more int) *page {
+	if p.version == x.writing {
+		return p
 	}
+	n := p.next(x.writing, more)
+	n.before.Store(p)
+	p.before.Store(nil) // two states are enough for all but the slowest queries
+	x.pages.set(id, n)
+	x.enqueue(id, false)
 	return n
 }
 
-func (b *block) add(h Holder, t event.Tier) bool {
-	for i := range b.holders {
-		if b.holders[i].holder == h {
-			had := b.holders[i].tiers.Has(t)
-			b.holders[i].tiers |= t.Mask()
-			return !had
-		}
+// enqueue has a page swept; check says that it may have blocks that nobody holds.
+func (x *Index) enqueue(id uint32, check bool) {
+	s := &x.pages.state[id]
+	s.check = s.check || check
+	if !s.queued {
+		s.queued = true
+		x.queue = append(x.queue, id)
 	}
-	b.holders = append(b.holders, holding{h, t.Mask()})
-	return true
 }
 
-// remove tells whether the holder had the block in one of the tiers.
-func (b *block) remove(h Holder, tiers event.TierMask) bool {
-	for i := range b.holders {
-		if b.holders[i].holder != h {
+// Store makes a holder have a run of blocks in a tier. It returns how many it did
+// not have there yet, and the sum of their Mix with salt.
+func (w Writer) Store(h Holder, tier event.Tier, salt uint64, run *event.Run) (added, sum uint64) {
+	x := w.x
+	s := storing{x: x, h: h, tier: tier, salt: salt, run: run}
+	for s.i < len(run.Locals) {
+		seq := s.seq()
+		if p, page := x.find(seq); p != 0 {
+			s.known(p, page)
+		} else {
+			s.unknown(seq)
+		}
+	}
+	x.members.list[h].held[tier] += int(s.added)
+	return s.added, s.sum
+}
+
+// storing is one Store on its way.
+type storing struct {
+	x    *Index
+	h    Holder
+	tier event.Tier
+	salt uint64
+	run  *event.Run
+
+	i     int    // next block of the run
+	prev  uint64 // sequence hash of the block before, if i > 0
+	place place  // of it, if known
+
+	added, sum uint64
+}
+
+// seq returns the sequence hash of the next block.
+func (s *storing) seq() uint64 {
+	local := s.run.Locals[s.i]
+	switch {
+	case s.i > 0:
+		return s.x.next(s.prev, local)
+	case s.run.Root:
+		return local & s.x.mask
+	}
+	return s.x.next(s.run.Parent, local)
+}
+
+// known takes the blocks of the run that are in a page already, from p on.
+func (s *storing) known(p place, page *page) {
+	at := p.at()
+	n := 1 + common(s.run.Locals[s.i+1:], page.locals[at+1:])
+	if s.place != 0 && at == 0 {
+		s.x.mergeable(s.place.page(), p.page(), len(page.seqs))
+	}
+	s.cover(p.page(), page, at, at+n-1)
+	s.i += n
+	s.prev = page.seqs[at+n-1]
+	s.place = placeOf(p.page(), at+n-1)
+}
+
+// mergeable remembers that one page may follow another in the same page.
+func (x *Index) mergeable(a, b uint32, blocks int) {
+	if a != b && len(x.pages.get(a).seqs)+blocks <= pageSize {
+		x.merges[a] = b
+		x.enqueue(a, false)
+	}
+}
+
+// unknown adds blocks of the run, the first of which is nowhere yet, to the page
+// of the one before or to a new one.
+func (s *storing) unknown(seq uint64) {
+	x, run := s.x, s.run
+	if s.i == 0 && !run.Root {
+		s.prev = run.Parent
+		s.place, _ = x.find(run.Parent)
+	}
+	left := len(run.Locals) - s.i
+	var p *page
+	id := s.place.page()
+	if s.place != 0 {
+		if p = x.pages.get(id); s.place.at() != len(p.seqs)-1 || len(p.seqs) == pageSize {
+			p = nil
+		}
+	}
+	if p != nil {
+		p = x.own(id, p, 1)
+	} else {
+		p = &page{version: x.writing, base: run.Base + uint32(s.i), born: true}
+		p.spans = p.one[:0]
+		if s.i > 0 || !run.Root {
+			p.parent = s.prev
+		}
+		id = x.pages.add(p)
+		x.enqueue(id, false)
+	}
+	left = min(left, pageSize-len(p.seqs))
+	first := len(p.seqs)
+	p.grow(left)
+	for {
+		x.table.insert(seq, placeOf(id, len(p.seqs)))
+		p.locals = append(p.locals, run.Locals[s.i])
+		p.seqs = append(p.seqs, seq)
+		s.prev = seq
+		s.i++
+		if left--; left == 0 {
+			break
+		}
+		seq = x.next(seq, run.Locals[s.i])
+		if known, _ := x.find(seq); known != 0 {
+			break
+		}
+	}
+	s.place = placeOf(id, len(p.seqs)-1)
+	s.cover(id, p, first, len(p.seqs)-1)
+}
+
+// cover makes the holder have the blocks of a page from one position up to and
+// including another.
+func (s *storing) cover(id uint32, p *page, from, last int) {
+	x, owner := s.x, ownerOf(s.tier, s.h)
+	i := search(p.spans, owner|span(from)<<fromShift)
+	if i > 0 && p.spans[i-1].owner() == owner && p.spans[i-1].last() >= from-1 {
+		i--
+	}
+	if i < len(p.spans) {
+		if at := p.spans[i]; at.owner() == owner && at.from() <= from && at.last() >= last {
+			return
+		}
+	}
+	p = x.own(id, p, 1)
+	j, at := i, from
+	lo, hi := from, last
+	for ; j < len(p.spans) && p.spans[j].owner() == owner && p.spans[j].from() <= last+1; j++ {
+		f, l := p.spans[j].from(), p.spans[j].last()
+		if f > at {
+			s.count(p.seqs[at:f])
+		}
+		at = max(at, l+1)
+		lo, hi = min(lo, f), max(hi, l)
+	}
+	if at <= last {
+		s.count(p.seqs[at : last+1])
+	}
+	merged := owner | span(lo)<<fromShift | span(hi)
+	if j > i {
+		p.spans[i] = merged
+		p.spans = append(p.spans[:i+1], p.spans[j:]...)
+	} else {
+		p.spans = insert(p.spans, i, merged)
+		x.joins(s.h, id)
+	}
+	if x.pages.state[id].dead > 0 {
+		x.enqueue(id, true)
+	}
+}
+
+func insert(spans []span, i int, s span) []span {
+	spans = append(spans, 0)
+	copy(spans[i+1:], spans[i:])
+	spans[i] = s
+	return spans
+}
+
+func (s *storing) count(seqs []uint64) {
+	s.added += uint64(len(seqs))
+	for _, seq := range seqs {
+		s.sum += event.Mix(seq, s.salt)
+	}
+}
+
+// Remove makes a holder have blocks in a tier no longer. It returns how many it
+// had, and the sum of their Mix with salt.
+func (w Writer) Remove(h Holder, tier event.Tier, salt uint64, seqs []uint64) (removed, sum uint64) {
+	x := w.x
+	for i := 0; i < len(seqs); {
+		p, page := x.find(seqs[i])
+		i++
+		if p == 0 {
 			continue
 		}
-		if b.holders[i].tiers&tiers == 0 {
-			return false
-		}
-		if b.holders[i].tiers &^= tiers; b.holders[i].tiers == 0 {
-			b.holders[i] = b.holders[len(b.holders)-1]
-			b.holders = b.holders[:len(b.holders)-1]
-		}
-		return true
-	}
-	return false
-}
-
-// Match appends to dst what each holder has of a prompt, given by its local
-// hashes, that has anything of its beginning. seen is called while the answer
-// is being made, when the Index can't change.
-func (x *Index) Match(dst []Match, locals []uint64, seen func()) []Match {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	if seen != nil {
-		seen()
-	}
-	if len(locals) == 0 {
-		return dst
-	}
-	type walk struct {
-		at   int
-		tier int
-		ends [event.Tiers]int
-	}
-	walks := map[Holder]*walk{}
-	seq := uint64(0)
-	for i, local := range locals {
-		if i == 0 {
-			seq = local
-		} else {
-			seq = hash.Next(seq, local)
-		}
-		b := x.blocks[seq]
-		if b == nil {
-			break
-		}
-		alive := false
-		for _, h := range b.holders {
-			w := walks[h.holder]
-			if w == nil && i == 0 {
-				w = &walk{}
-				walks[h.holder] = w
-			}
-			if w == nil || w.at != i {
+		from, last := p.at(), p.at()
+		for i < len(seqs) { // engines evict runs, mostly from the end on
+			switch seq := seqs[i]; {
+			case from > 0 && page.seqs[from-1] == seq:
+				from--
+				i++
+				continue
+			case last+1 < len(page.seqs) && page.seqs[last+1] == seq:
+				last++
+				i++
 				continue
 			}
-			for w.tier < event.Tiers && !h.tiers.Has(event.Tier(w.tier)) {
-				w.ends[w.tier] = w.at
-				w.tier++
-			}
-			if w.tier < event.Tiers {
-				w.at++
-				alive = true
-			}
-		}
-		if !alive {
 			break
 		}
+		n, s := x.uncover(h, tier, salt, p.page(), page, from, last)
+		removed += n
+		sum += s
 	}
-	for h, w := range walks {
-		for ; w.tier < event.Tiers; w.tier++ {
-			w.ends[w.tier] = w.at
-		}
-		if w.at > 0 {
-			dst = append(dst, Match{h, w.ends})
-		}
-	}
-	return dst
+	x.members.list[h].held[tier] -= int(removed)
+	return removed, sum
 }
 
-// Block is one block that a holder has, as Walk tells of it.
-type Block struct {
-	Seq, Local uint64
-	Parent     uint64 // sequence hash of the block before; nothing if Base is 0
-	Base       uint32 // position in the prompt, in blocks
+// uncover makes a holder have the blocks of a page from one position up to and
+// including another no longer.
+func (x *Index) uncover(h Holder, tier event.Tier, salt uint64, id uint32, p *page, from, last int) (removed, sum uint64) {
+	owner := ownerOf(tier, h)
+	i := search(p.spans, owner|span(from)<<fromShift)
+	if i > 0 && p.spans[i-1].owner() == owner && p.spans[i-1].last() >= from {
+		i--
+	}
+	if i == len(p.spans) || p.spans[i].owner() != owner || p.spans[i].from() > last {
+		return 0, 0
+	}
+	p = x.own(id, p, 1)
+	x.enqueue(id, true)
+	var rest [2]span
+	n, j := 0, i
+	for ; j < len(p.spans) && p.spans[j].owner() == owner && p.spans[j].from() <= last; j++ {
+		f, l := p.spans[j].from(), p.spans[j].last()
+		if f < from {
+			rest[n] = spanOf(tier, h, f, from-1)
+			n++
+		}
+		if l > last {
+			rest[n] = spanOf(tier, h, last+1, l)
+			n++
+		}
+		gone := p.seqs[max(f, from) : min(l, last)+1]
+		removed += uint64(len(gone))
+		for _, seq := range gone {
+			sum += event.Mix(seq, salt)
+		}
+	}
+	if n > j-i { // one became two
+		p.spans[i] = rest[0]
+		p.spans = insert(p.spans, i+1, rest[1])
+		return removed, sum
+	}
+	copy(p.spans[i:], rest[:n])
+	p.spans = append(p.spans[:i+n], p.spans[j:]...)
+	return removed, sum
 }
 
-// Walk calls f for each block that a holder has, with the tiers that it has it
-// in, in no order. seen is as for Match.
-func (x *Index) Walk(holder Holder, seen func(), f func(Block, event.TierMask)) {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	if seen != nil {
-		seen()
-	}
-	for seq, b := range x.blocks {
-		for _, h := range b.holders {
-			if h.holder == holder {
-				f(Block{Seq: seq, Local: b.local, Parent: b.parent, Base: b.base}, h.tiers)
+// Clear makes a holder have nothing in some tiers. To empty all of them, dropping
+// the holder and adding another is faster: queries see that at once.
+func (w Writer) Clear(h Holder, tiers event.TierMask) {
+	x := w.x
+	m := x.members.list[h]
+	for _, id := range m.pages {
+		p := x.pages.get(id)
+		for t := range event.Tier(event.Tiers) {
+			if p == nil || x.pages.state[id].retired || !tiers.Has(t) {
+				continue
 			}
+			x.uncover(h, t, 0, id, p, 0, len(p.seqs)-1)
+			p = x.pages.get(id)
 		}
 	}
-}
-
-// Held returns how many blocks a holder has, by tier.
-func (x *Index) Held(holder Holder) [event.Tiers]int {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	if n := x.held[holder]; n != nil {
-		return *n
+	for t := range event.Tier(event.Tiers) {
+		if tiers.Has(t) {
+			m.held[t] = 0
+		}
 	}
-	return [event.Tiers]int{}
-}
-
-// Len returns how many different blocks are held.
-func (x *Index) Len() int {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	return len(x.blocks)
 }

@@ -1,0 +1,173 @@
+package indexer
+
+import (
+	"maps"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvmesh/kvmesh/indexer/event"
+	"github.com/kvmesh/kvmesh/indexer/prefix"
+)
+
+// era is all that queries read, as long as the log is one. When the log has to be
+// read anew there is another, so that no answer mixes the two.
+type era struct {
+	position   atomic.Uint64                                  // log sequence that has been applied
+	ready      atomic.Bool                                    // the position has reached target
+	partitions atomic.Pointer[map[event.Partition]*partition] // copied when it changes
+}
+
+func newEra() *era {
+	e := &era{}
+	e.partitions.Store(&map[event.Partition]*partition{})
+	return e
+}
+
+func (e *era) partition(name event.Partition) *partition { return (*e.partitions.Load())[name] }
+
+// set puts a partition in, or takes it out if p is nil.
+func (e *era) set(name event.Partition, p *partition) {
+	all := maps.Clone(*e.partitions.Load())
+	if p == nil {
+		delete(all, name)
+	} else {
+		all[name] = p
+	}
+	e.partitions.Store(&all)
+}
+
+// partition is one index. What is not atomic is guarded by Indexer.mu; queries
+// read the index and the atomics.
+type partition struct {
+	name      event.Partition
+	blockSize atomic.Uint32 // 0: no worker has said
+	open      atomic.Bool   // there are workers
+	index     *prefix.Index
+	instances map[string]*instance
+	sources   map[*source]struct{}
+}
+
+func newPartition(name event.Partition) *partition {
+	return &partition{name: name, index: prefix.New(), instances: map[string]*instance{}, sources: map[*source]struct{}{}}
+}
+
+// instance is an engine of a partition, as the catalog knows it.
+type instance struct {
+	workers map[uint32]event.Worker // by rank
+	gone    map[uint32]bool         // ranks that were registered, and are no longer
+}
+
+// source is what the log says of one source. Guarded by Indexer.mu; only the
+// reader writes it.
+type source struct {
+	name   event.Source
+	part   *partition
+	holder prefix.Holder
+	keep   uint64 // log sequence of the oldest record that the state needs
+
+	incarnation uint64
+	engineSeq   uint64
+	batches     bool // engineSeq is one
+	logSeq      uint64
+	gaps, lost  uint64
+	digests     event.Digests
+	diverged    bool
+	asked       time.Time // when a checkpoint was asked for last
+
+	orphan  time.Time // since when no worker is registered for it
+	ignored bool      // it was dropped for that
+	retired bool      // its last record says that the worker is gone
+
+	staged [][]byte // chunks of a checkpoint that is not complete yet
+	first  uint64   // log sequence of the first of them
+}
+
+// answered tells whether a source is one to answer with: its instance has a
+// worker, and its own rank was not unregistered.
+func (s *source) answered() bool {
+	in := s.part.instances[s.name.Instance]
+	return in != nil && !in.gone[s.name.Rank] && !s.diverged && !s.ignored
+}
+
+// show has queries see a source if it is one to answer with.
+func (s *source) show(w prefix.Writer) { w.Show(s.holder, s.answered()) }
+
+// empty takes away all that a source holds. Queries see it at once; what it held
+// is swept up later.
+func (s *source) empty(w prefix.Writer) {
+	w.Drop(s.holder)
+	s.holder = w.Add(&s.name)
+}
+
+// -- the catalog --------------------------------------------------------------
+
+// Registered says that a worker is in the catalog, new or changed.
+func (x *Indexer) Registered(w event.Worker) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	p := x.partition(w.Partition())
+	p.blockSize.Store(w.BlockSize)
+	in := p.instances[w.Instance]
+	if in == nil {
+		in = &instance{workers: map[uint32]event.Worker{}, gone: map[uint32]bool{}}
+		p.instances[w.Instance] = in
+	}
+	in.workers[w.Rank] = w
+	delete(in.gone, w.Rank)
+	p.open.Store(true)
+	x.review(p, w.Instance)
+}
+
+// Unregistered says that a worker is not in the catalog any more. Its source is
+// not answered with from here on.
+func (x *Indexer) Unregistered(s event.Source) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	p := x.now().partition(s.Partition())
+	if p == nil || p.instances[s.Instance] == nil {
+		return
+	}
+	in := p.instances[s.Instance]
+	delete(in.workers, s.Rank)
+	in.gone[s.Rank] = true
+	if len(in.workers) == 0 {
+		delete(p.instances, s.Instance)
+	}
+	p.open.Store(len(p.instances) > 0)
+	x.review(p, s.Instance)
+	x.dropIfEmpty(p)
+}
+
+// CatalogRead says that all workers of the catalog have been told of.
+func (x *Indexer) CatalogRead() { x.synced.Store(true) }
+
+// review looks again which sources of an instance are answered with.
+func (x *Indexer) review(p *partition, instance string) {
+	p.index.Update(x.now().position.Load(), func(w prefix.Writer) {
+		for s := range p.sources {
+			if s.name.Instance == instance {
+				s.show(w)
+			}
+		}
+	})
+}
+
+// partition returns a partition, new or not.
+func (x *Indexer) partition(name event.Partition) *partition {
+	p := x.now().partition(name)
+	if p == nil {
+		p = newPartition(name)
+		x.now().set(name, p)
+	}
+	return p
+}
+
+// dropIfEmpty drops a partition that has neither workers nor sources.
+func (x *Indexer) dropIfEmpty(p *partition) {
+	if len(p.instances) == 0 && len(p.sources) == 0 {
+		x.now().set(p.name, nil)
+	}
+}
+
+// now returns the era.
+func (x *Indexer) now() *era { return x.era.Load() }
