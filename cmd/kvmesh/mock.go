@@ -1,23 +1,31 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvmesh/kvmesh/integration/engines"
 	"github.com/kvmesh/kvmesh/integration/mock"
+	"github.com/kvmesh/kvmesh/integration/workload"
 )
 
 // mockFleet is a fleet of mock engines.
 type mockFleet struct {
-	options  mock.FleetOptions
+	options  engines.Options
 	dialect  string
-	noReplay bool
+	load     engines.Load
+	workload workload.Options
+	faults   []string
+	http     string
 	model    string
 	group    string
 	register bool
@@ -28,36 +36,52 @@ type mockFleet struct {
 }
 
 func mockCommand() *cobra.Command {
-	m := &mockFleet{}
+	m := &mockFleet{workload: workload.Default()}
 	cmd := &cobra.Command{
 		Use:   "mock",
 		Short: "Run a fleet of mock engines that publish KV-cache events",
-		Long: `Runs engines without GPUs: each rank has a PUB socket, and a replay socket with the last
-batches, and publishes what an engine with a prefix cache would, the same for the same seed.
-With --register the engines are registered with a running kvmesh.`,
-		Example: "  kvmesh mock --engines 8 --ranks 2 --rate 200 --register --server http://127.0.0.1:8090 --model my-model",
-		Args:    cobra.NoArgs,
-		RunE:    m.run,
+		Long: `Runs engines without GPUs: each rank has a block cache with prefix caching, a device tier and
+if wanted a host tier, publishes what happens in it on a PUB socket, and has a replay socket
+with the last batches. They run agents' sessions by themselves (--rate), and requests that come
+over HTTP (--http): POST /generate and /v1/completions. With --register they are registered
+with a running kvmesh. Faults come by --fault, or by POST /faults.`,
+		Example: `  kvmesh mock --engines 8 --ranks 2 --rate 200 --register --server http://127.0.0.1:8090 --model my-model
+  kvmesh mock --engines 4 --host-blocks 16384 --transfer 50us --http 127.0.0.1:9000 --rate 0
+  kvmesh mock --engines 64 --rate 500 --fault drop:3=200ms --fault restart=10s --fault stall:500ms=5s`,
+		Args: cobra.NoArgs,
+		RunE: m.run,
 	}
 	f := cmd.Flags()
-	f.IntVar(&m.options.Engines, "engines", 1, "engines")
-	f.IntVar(&m.options.Ranks, "ranks", 1, "data-parallel ranks of each engine")
-	f.StringVar(&m.options.Host, "host", "127.0.0.1", "address that the sockets bind")
+	o := &m.options
+	f.IntVar(&o.Engines, "engines", 1, "engines")
+	f.IntVar(&o.Ranks, "ranks", 1, "data-parallel ranks of each engine")
+	f.StringVar(&o.Name, "name", "mock", "instance ids, before their numbers")
+	f.StringVar(&o.Host, "host", "127.0.0.1", "address that the sockets bind")
 	f.StringVar(&m.advertise, "advertise", "", "host by which others reach the sockets; empty: the one they bind")
-	f.IntVar(&m.options.Port, "port", 5557, "port of the first PUB socket; those of the other ranks and engines follow, then the replay sockets; 0: any free ports")
+	f.IntVar(&o.Port, "port", 5557, "port of the first PUB socket; those of the other ranks and engines follow, then the replay sockets; 0: any free ports")
 	f.StringVar(&m.dialect, "dialect", string(mock.VLLMMap), "what the engines speak: "+dialects())
-	f.BoolVar(&m.noReplay, "no-replay", false, "no replay sockets")
-	f.StringVar(&m.options.Engine.Topic, "topic", "", "topic of the messages")
-	f.IntVar(&m.options.Engine.Ring, "ring", 10000, "batches that a replay socket has")
-	f.Float64Var(&m.options.Rate, "rate", 10, "batches a second, over all engines; 0: as fast as possible")
-	f.IntVar(&m.options.Batches, "batches", 0, "batches in all; 0: no end")
-	w := &m.options.Workload
-	f.Uint64Var(&w.Seed, "seed", 1, "seed of the workload")
-	f.IntVar(&w.BlockSize, "block-size", 16, "tokens a block")
-	f.IntVar(&w.PerBatch, "blocks", 16, "blocks that a batch stores")
-	f.IntVar(&w.Prompt, "prompt", 64, "blocks of a prompt")
-	f.IntVar(&w.Shared, "shared", 16, "blocks that prompts of all engines begin with alike")
-	f.IntVar(&w.Capacity, "capacity", 4096, "blocks that an engine holds")
+	f.BoolVar(&o.NoReplay, "no-replay", false, "no replay sockets")
+	f.StringVar(&o.Topic, "topic", "", "topic of the messages; %w in it stands for the worker, instance:rank")
+	f.IntVar(&o.Ring, "ring", 10_000, "batches that a replay socket has")
+	f.IntVar(&o.HWM, "hwm", 100_000, "messages that wait for a subscriber before more are dropped")
+	f.IntVar(&o.Islands, "islands", 0, "workers that share a transfer domain, which is put into their labels; 0: no domains")
+
+	f.IntVar(&o.Cache.BlockSize, "block-size", 16, "tokens a block")
+	f.IntVar(&o.Cache.Device, "device-blocks", 4096, "blocks that a device has")
+	f.IntVar(&o.Cache.Host, "host-blocks", 0, "blocks that the host tier of a rank has; 0: no host tier")
+	f.DurationVar(&o.Cache.Transfer, "transfer", 50*time.Microsecond, "how long a block takes between device and host")
+	f.BoolVar(&o.Cache.WriteThrough, "write-through", false, "copy blocks to the host when they are stored, rather than when they are evicted")
+	f.DurationVar(&o.Latency.Base, "latency", 0, "how long a request takes at least")
+	f.DurationVar(&o.Latency.PerToken, "latency-token", 0, "and for each token of the prompt that is not cached")
+	f.DurationVar(&o.Latency.PerStep, "latency-step", 0, "and for each token of the answer")
+
+	f.StringVar(&m.http, "http", "", "address to serve requests on; empty: none")
+	f.Float64Var(&m.load.Rate, "rate", 10, "requests a second that the engines run by themselves; 0: none")
+	f.IntVar(&m.load.Sessions, "sessions", 64, "sessions that are open at a time")
+	f.Uint64Var(&m.workload.Seed, "seed", 1, "seed of the sessions and of the engines' names for blocks")
+	f.IntVar(&m.workload.Context, "context", m.workload.Context, "tokens at which a session ends at the latest")
+	f.StringArrayVar(&m.faults, "fault", nil, "fault that befalls one worker after the other, as kind[:count]=interval (repeatable); kinds: "+strings.Join(engines.Faults(), ", "))
+
 	f.StringVar(&m.model, "model", "default", "model to register the engines for")
 	f.StringVar(&m.group, "routing-group", "default", "routing group to register them in")
 	f.BoolVar(&m.register, "register", false, "register the engines")
@@ -77,9 +101,23 @@ func (m *mockFleet) run(cmd *cobra.Command, _ []string) error {
 	if err := settle(cmd); err != nil {
 		return err
 	}
-	m.options.Engine.Dialect = mock.Dialect(m.dialect)
-	m.options.Replay = !m.noReplay
-	fleet, err := mock.NewFleet(m.options)
+	var plans []engines.Plan
+	for _, text := range m.faults {
+		p, err := engines.ParsePlan(text)
+		if err != nil {
+			return fmt.Errorf("--fault: %w", err)
+		}
+		plans = append(plans, p)
+	}
+	m.options.Dialect, m.options.Seed = mock.Dialect(m.dialect), m.workload.Seed
+	if size := m.options.Cache.Device * m.options.Cache.BlockSize; m.workload.Context > size {
+		return fmt.Errorf("--context is %d tokens, more than the %d of a device", m.workload.Context, size)
+	}
+	sessions, err := workload.New(m.workload)
+	if err != nil {
+		return err
+	}
+	fleet, err := engines.New(m.options)
 	if err != nil {
 		return err
 	}
@@ -87,24 +125,66 @@ func (m *mockFleet) run(cmd *cobra.Command, _ []string) error {
 		return err
 	}
 	defer fleet.Stop()
-	for _, e := range fleet.Members {
-		if _, err := fmt.Fprintf(cmd.OutOrStdout(), "%s:%d=%s", e.Instance, e.Rank, m.reach(e.Addr())); err != nil {
-			return err
-		}
-		if at := e.ReplayAddr(); at != "" {
-			fmt.Fprintf(cmd.OutOrStdout(), ",replay=%s", m.reach(at))
-		}
-		fmt.Fprintln(cmd.OutOrStdout())
-	}
-	if m.register {
-		if err := m.registerAll(cmd, fleet); err != nil {
-			return err
+	var listener net.Listener
+	if m.http != "" {
+		if listener, err = net.Listen("tcp", m.http); err != nil {
+			return fmt.Errorf("--http: %w", err)
 		}
 	}
-	if err := fleet.Run(cmd.Context()); err != nil {
+	workers := m.describe(fleet)
+	if err := printWorkers(cmd.OutOrStdout(), workers); err != nil {
 		return err
 	}
-	<-cmd.Context().Done() // the replay sockets go on
+	if m.register {
+		if err := registerWorkers(cmd.Context(), &m.client, workers, m.model, m.group); err != nil {
+			return err
+		}
+	}
+	return m.serve(cmd.Context(), fleet, sessions, plans, listener)
+}
+
+// serve runs what the engines do until ctx ends.
+func (m *mockFleet) serve(ctx context.Context, fleet *engines.Fleet, sessions *workload.Generator, plans []engines.Plan, listener net.Listener) error {
+	var tasks sync.WaitGroup
+	defer tasks.Wait()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	tasks.Go(func() { fleet.Drive(ctx, sessions, m.load) })
+	tasks.Go(func() { fleet.Torment(ctx, plans, m.workload.Seed) })
+	if listener == nil {
+		<-ctx.Done()
+		return fleet.Err()
+	}
+	web := &http.Server{Handler: fleet.Handler(), ReadHeaderTimeout: 5 * time.Second}
+	tasks.Go(func() {
+		<-ctx.Done()
+		web.Close()
+	})
+	if err := web.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return fleet.Err()
+}
+
+// describe returns the workers as others reach them.
+func (m *mockFleet) describe(fleet *engines.Fleet) []engines.Described {
+	out := fleet.Describe()
+	for i := range out {
+		out[i].Endpoint, out[i].Replay = m.reach(out[i].Endpoint), m.reach(out[i].Replay)
+	}
+	return out
+}
+
+func printWorkers(out io.Writer, workers []engines.Described) error {
+	for _, w := range workers {
+		line := fmt.Sprintf("%s:%d=%s", w.Instance, w.Rank, w.Endpoint)
+		if w.Replay != "" {
+			line += ",replay=" + w.Replay
+		}
+		if _, err := fmt.Fprintln(out, line); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -118,26 +198,51 @@ func (m *mockFleet) reach(endpoint string) string {
 	return "tcp://" + net.JoinHostPort(m.advertise, port)
 }
 
-func (m *mockFleet) registerAll(cmd *cobra.Command, fleet *mock.Fleet) error {
-	engine := "vllm"
-	if strings.HasPrefix(m.dialect, "sglang") {
-		engine = "sglang"
-	}
+// domainLabel is the label of a worker that says on which transfer island it is.
+const domainLabel = "transfer-domain"
+
+// registerWorkers registers mock engines with a running kvmesh, several at a time.
+func registerWorkers(ctx context.Context, c *client, workers []engines.Described, model, group string) error {
+	var mu sync.Mutex
 	var errs []error
-	for _, e := range fleet.Members {
+	one := func(w engines.Described) {
 		body := map[string]any{
-			"instance_id": e.Instance, "dp_rank": e.Rank, "endpoint": m.reach(e.Addr()), "model_name": m.model, "routing_group": m.group,
-			"block_size": m.options.Workload.BlockSize, "engine": engine,
+			"instance_id": w.Instance, "dp_rank": w.Rank, "endpoint": w.Endpoint, "model_name": model, "routing_group": group,
+			"block_size": w.BlockSize, "engine": w.Engine,
 		}
-		if at := e.ReplayAddr(); at != "" {
-			body["replay_endpoint"] = m.reach(at)
+		if w.Replay != "" {
+			body["replay_endpoint"] = w.Replay
 		}
-		if m.options.Engine.Topic != "" {
-			body["topic"] = m.options.Engine.Topic
+		if w.Topic != "" {
+			body["topic"] = w.Topic
 		}
-		if err := m.client.call(cmd.Context(), io.Discard, http.MethodPost, "/register", body); err != nil {
-			errs = append(errs, fmt.Errorf("%s rank %d: %w", e.Instance, e.Rank, err))
+		if w.Domain != "" {
+			body["labels"] = map[string]string{domainLabel: w.Domain}
+		}
+		if err := c.call(ctx, io.Discard, http.MethodPost, "/register", body); err != nil {
+			mu.Lock()
+			defer mu.Unlock()
+			errs = append(errs, fmt.Errorf("%s rank %d: %w", w.Instance, w.Rank, err))
 		}
 	}
+	if len(workers) == 0 {
+		return nil
+	}
+	one(workers[0]) // which fixes the block size
+	const atOnce = 16
+	next := make(chan engines.Described)
+	var tasks sync.WaitGroup
+	for range atOnce {
+		tasks.Go(func() {
+			for w := range next {
+				one(w)
+			}
+		})
+	}
+	for _, w := range workers[1:] {
+		next <- w
+	}
+	close(next)
+	tasks.Wait()
 	return errors.Join(errs...)
 }
