@@ -72,8 +72,10 @@ func (b *Bridge) readBack(ctx context.Context, subject string, last uint64, f fu
 		}
 	}()
 	const idle = 3 // empty answers in a row before the log counts as changed under us
-	for empty := 0; empty < idle; empty++ {
-		got, err := consumer.Fetch(256, jetstream.FetchMaxWait(b.cfg.PublishTimeout))
+	complete := false
+	for left, empty := int(consumer.CachedInfo().NumPending), 0; left > 0 && empty < idle; empty++ {
+		// Never more than there are: what waits for more outlives its need.
+		got, err := consumer.Fetch(min(left, 256), jetstream.FetchMaxWait(b.cfg.PublishTimeout))
 		if err != nil {
 			return err
 		}
@@ -82,13 +84,17 @@ func (b *Bridge) readBack(ctx context.Context, subject string, last uint64, f fu
 			if err != nil {
 				return err
 			}
-			f(msg.Data())
-			if meta.Sequence.Stream >= last {
-				return nil
+			if meta.Sequence.Stream <= last {
+				f(msg.Data())
 			}
+			left--
 			empty = -1
+			complete = complete || meta.Sequence.Stream >= last
 		}
-		if err := got.Error(); err != nil {
+		if complete {
+			return nil
+		}
+		if err := errors.Join(got.Error(), ctx.Err()); err != nil {
 			return err
 		}
 	}

@@ -56,8 +56,11 @@ func (l *listener) mend() {
 	l.tasks.Go(l.repairLoop)
 }
 
+// repairNeeded tells whether the engine is to be asked for something. An engine
+// that is out of reach is not: what waits does so until it is back, when all that
+// is missing is asked for anew.
 func (l *listener) repairNeeded() bool {
-	return !l.standby && (l.verify || l.hole() || l.repair.probe && l.connected)
+	return l.connected && !l.standby && (l.verify || l.hole() || l.repair.probe)
 }
 
 // probeIfIdle has the engine asked for lost batches at the end if it has been
@@ -98,8 +101,8 @@ func (l *listener) repairLoop() {
 			return
 		}
 		q := request{start: l.next, verify: l.verify, census: census}
-		if q.verify {
-			q.start--
+		if q.verify || l.next > 0 && l.repair.attempts == l.b.cfg.RepairAttempts-1 {
+			q.start-- // of a last attempt: whether the ring has it tells a trimmed ring from a batch that is absent
 		}
 		if q.census {
 			q.start = 0
@@ -241,7 +244,7 @@ func (l *listener) conclude(q *request, helped bool) (census bool) {
 		r.attempts, r.quiet = 0, 0
 	}
 	switch {
-	case q.restarts:
+	case q.restarts || !l.connected:
 		return false
 	case q.census:
 		l.concludeCensus(q)

@@ -15,6 +15,10 @@ import (
 
 // Reader applies a log from its first record on.
 type Reader struct {
+	// After, if not nil, looks at a source after each record of it. Its error is
+	// what is wrong with the record.
+	After func(*Source) error
+
 	sources map[event.Source]*Source
 	seq     uint64    // of the last record that was applied
 	created time.Time // of the stream that Read reads
@@ -22,6 +26,8 @@ type Reader struct {
 
 // NewReader returns a Reader that has read nothing.
 func NewReader() *Reader { return &Reader{sources: map[event.Source]*Source{}} }
+
+func (r *Reader) forget() { *r = Reader{After: r.After, sources: map[event.Source]*Source{}} }
 
 // Seq returns the log sequence of the last record that was applied.
 func (r *Reader) Seq() uint64 { return r.seq }
@@ -73,7 +79,11 @@ func (r *Reader) apply(seq uint64, subject string, data []byte) (err error) {
 			err = fmt.Errorf("%w: %v", ErrRecord, p)
 		}
 	}()
-	return s.apply(seq, rec)
+	err = s.apply(seq, rec)
+	if r.After != nil {
+		err = errors.Join(err, r.After(s))
+	}
+	return err
 }
 
 // Read applies what a stream has beyond what was read before, up to its present
@@ -82,7 +92,7 @@ func (r *Reader) apply(seq uint64, subject string, data []byte) (err error) {
 func (r *Reader) Read(ctx context.Context, js jetstream.JetStream, stream string) error {
 	st, err := js.Stream(ctx, stream)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		*r = *NewReader()
+		r.forget()
 		return nil
 	}
 	if err != nil {
@@ -90,11 +100,10 @@ func (r *Reader) Read(ctx context.Context, js jetstream.JetStream, stream string
 	}
 	info := st.CachedInfo()
 	if !info.Created.Equal(r.created) || info.State.LastSeq < r.seq {
-		*r = *NewReader()
+		r.forget()
 		r.created = info.Created
 	}
-	last := info.State.LastSeq
-	if last <= r.seq || info.State.Msgs == 0 {
+	if info.State.LastSeq <= r.seq || info.State.Msgs == 0 {
 		return nil
 	}
 	consumer, err := st.CreateConsumer(ctx, jetstream.ConsumerConfig{
@@ -106,27 +115,30 @@ func (r *Reader) Read(ctx context.Context, js jetstream.JetStream, stream string
 	}
 	defer st.DeleteConsumer(context.WithoutCancel(ctx), consumer.CachedInfo().Name)
 	var problems []error
-	for {
-		got, err := consumer.Fetch(500, jetstream.FetchMaxWait(2*time.Second))
+	for left := int(consumer.CachedInfo().NumPending); left > 0; {
+		got, err := consumer.Fetch(min(left, 500), jetstream.FetchMaxWait(5*time.Second))
 		if err != nil {
 			return errors.Join(append(problems, err)...)
 		}
+		n := 0
 		for msg := range got.Messages() {
+			n++
 			meta, err := msg.Metadata()
+			if err == nil {
+				err = r.Apply(meta.Sequence.Stream, msg.Subject(), msg.Data())
+			}
 			if err != nil {
-				return errors.Join(append(problems, err)...)
-			}
-			if err := r.Apply(meta.Sequence.Stream, msg.Subject(), msg.Data()); err != nil {
 				problems = append(problems, err)
-			}
-			if meta.Sequence.Stream >= last || meta.NumPending == 0 {
-				return errors.Join(problems...)
 			}
 		}
 		if err := errors.Join(got.Error(), ctx.Err()); err != nil {
 			return errors.Join(append(problems, err)...)
 		}
+		if left -= n; n == 0 { // the log was purged meanwhile: the next call sees it
+			break
+		}
 	}
+	return errors.Join(problems...)
 }
 
 // Until reads a stream again and again until done tells that it has seen enough,
