@@ -21,7 +21,7 @@ func benchCommand() *cobra.Command {
 		Use:   "bench",
 		Short: "Measure: every figure is counted to completion and checked against a model",
 	}
-	cmd.AddCommand(benchPipelineCommand())
+	cmd.AddCommand(benchPipelineCommand(), benchQueryCommand())
 	return cmd
 }
 

@@ -41,6 +41,7 @@ type node struct {
 	http     httpFlags
 	config   string
 	dataDir  string
+	pprof    string
 	id       string
 	bridge   bridge.Config
 	onGap    string
@@ -95,6 +96,7 @@ func (n *node) addFlags(flags *pflag.FlagSet) {
 	n.nats.add(flags, n.role == "serve")
 	n.workers.add(flags)
 	flags.StringVar(&n.id, "id", "", "name of this process among others; empty: the host's name and a number")
+	flags.StringVar(&n.pprof, "pprof", "", "address to serve profiles of the process on, below /debug/pprof/; empty: none")
 	n.bridge, n.index = bridge.Default("-"), indexer.Default()
 	if n.withEdge {
 		b := &n.bridge
@@ -154,6 +156,11 @@ func (n *node) run(cmd *cobra.Command, _ []string) error {
 		}
 		defer listener.Close()
 	}
+	stopProfiles, err := serveProfiles(n.pprof)
+	if err != nil {
+		return err
+	}
+	defer stopProfiles()
 	var embedded *server.Server
 	if n.nats.url == "" {
 		if embedded, err = n.nats.embed(n.dataDir, log); err != nil {

@@ -175,6 +175,7 @@ func TestEventsTellAll(t *testing.T) {
 				readers = append(readers, follow(t, f, w))
 			}
 			runSessions(t, f)
+			runSessions(t, f) // what was evicted is on the host
 			eventually(t, "transfers", f.Settled)
 			if err := f.Err(); err != nil {
 				t.Fatal(err)
@@ -263,7 +264,10 @@ func TestGenerate(t *testing.T) {
 }
 
 func sameButPrefill(a, b Generated) bool {
-	a.PrefillMS, b.PrefillMS = 0, 0
+	if a.Next == 0 || a.Published == 0 {
+		return false
+	}
+	a.PrefillMS, b.PrefillMS, a.Next, a.Published = 0, 0, 0, 0
 	return reflect.DeepEqual(a, b)
 }
 

@@ -45,6 +45,10 @@ type Generated struct {
 	Output       int     `json:"completion_tokens"`
 	PrefillMS    float64 `json:"prefill_ms"`
 	DecodeMS     float64 `json:"decode_ms"`
+	// Next is the number of the engine's next batch, and Published when the last
+	// one was published, in ns since 1970.
+	Next      uint64 `json:"next_batch"`
+	Published int64  `json:"published_ns"`
 }
 
 // Described is a worker in the reply to GET /workers.
@@ -128,7 +132,7 @@ func (f *Fleet) generate(w http.ResponseWriter, r *http.Request) {
 	reply(w, Generated{
 		Instance: worker.Instance, Rank: worker.Rank, Prompt: res.Prompt, Cached: res.CachedDevice + res.CachedHost,
 		CachedDevice: res.CachedDevice, CachedHost: res.CachedHost, Output: res.Output,
-		PrefillMS: ms(res.Prefill), DecodeMS: ms(res.Decode),
+		PrefillMS: ms(res.Prefill), DecodeMS: ms(res.Decode), Next: res.Next, Published: res.Published.UnixNano(),
 	})
 }
 

@@ -50,6 +50,10 @@ type Result struct {
 	// Prefill is the time up to the first token, waiting for room and transfers
 	// included; Decode that of all others. Both as the model of latency has them.
 	Prefill, Decode time.Duration
+	// Next is the number of the engine's next batch, and Published when the last
+	// one was published.
+	Next      uint64
+	Published time.Time
 }
 
 // Worker is one rank of a fake engine.
@@ -72,7 +76,8 @@ type Worker struct {
 	stopped bool
 	faults  faultState
 	done    Totals
-	err     error // the first one of publishing
+	last    time.Time // when a batch was published last
+	err     error     // the first one of publishing
 }
 
 // Totals count what workers did.
@@ -152,7 +157,7 @@ func (w *Worker) Generate(ctx context.Context, job Job) (Result, error) {
 		res.Output += len(next)
 		res.Decode += time.Duration(len(next)) * w.latency.PerStep
 	}
-	w.end(life, r, res, err)
+	w.end(life, r, &res, err)
 	return res, err
 }
 
@@ -194,7 +199,7 @@ func (w *Worker) advance(life chan struct{}, r *cache.Request, tokens []uint32) 
 	return err == nil
 }
 
-func (w *Worker) end(life chan struct{}, r *cache.Request, res Result, err error) {
+func (w *Worker) end(life chan struct{}, r *cache.Request, res *Result, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.life != life {
@@ -204,6 +209,7 @@ func (w *Worker) end(life chan struct{}, r *cache.Request, res Result, err error
 	w.flush()
 	close(w.freed)
 	w.freed = make(chan struct{})
+	res.Next, res.Published = w.Engine.Next(), w.last
 	if err == nil {
 		d := &w.done
 		d.Requests++
@@ -273,6 +279,7 @@ func (w *Worker) publish(events []model.Event) {
 	}
 	w.done.Batches++
 	w.done.Events += uint64(len(events))
+	w.last = time.Now()
 	if _, err := w.Engine.PublishAs(w.faults.delivery(), events...); err != nil && w.err == nil {
 		w.err = err
 	}
