@@ -2,8 +2,11 @@ package bridge
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/indexer/hash"
@@ -16,54 +19,119 @@ import (
 // engine's ring is short, or where there is none.
 
 // standbyPoll is how often it is looked whether a listener in standby is
-// connected.
+// subscribed.
 const standbyPoll = 10 * time.Millisecond
 
-// AwaitStandby waits until a source that was given to Standby is connected to its
-// engine, so that nothing which the engine sends from then on is missed. It
-// returns the error of ctx, which says why there is no connection, if that takes
-// too long.
+// standbySilence is for how long nothing happens, on a connection or in the log,
+// before nothing is expected to. A connection alone proves nothing: the engine
+// takes the subscription in when it gets to it.
+const standbySilence = time.Second
+
+// AwaitStandby waits until nothing is missed if the bridge that writes a source
+// stops: the source, which was given to Standby, is subscribed to at its engine,
+// and the log has come to where that began. Without that the other bridge would
+// leave unread what it has been sent already. It returns the error of ctx, which
+// says what is missing, if that takes too long.
 func (b *Bridge) AwaitStandby(ctx context.Context, source event.Source) error {
 	ticker := time.NewTicker(standbyPoll)
 	defer ticker.Stop()
+	var at uint64 // the next batch in the log
+	since := time.Now()
 	for {
-		connected, why := b.connection(source)
-		if connected {
-			return nil
+		l, why := b.connection(source)
+		if l != nil && l.subscribed() {
+			first, held := l.oldestHeld()
+			if !held {
+				return nil
+			}
+			next, err := b.nextInLog(ctx, source)
+			switch {
+			case err == nil && (next >= first || next == at && time.Since(since) >= standbySilence):
+				return nil
+			case err != nil:
+				why = err.Error()
+			default:
+				why = fmt.Sprintf("the log is not at batch %d yet", first)
+			}
+			if next != at {
+				at, since = next, time.Now()
+			}
 		}
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
-			return fmt.Errorf("not connected to the engine, %s: %w", why, ctx.Err())
+			return fmt.Errorf("not in standby yet, %s: %w", why, ctx.Err())
 		}
 	}
 }
 
-// Connected tells whether a source's engine is connected.
-func (b *Bridge) Connected(source event.Source) bool {
-	connected, _ := b.connection(source)
-	return connected
+// nextInLog returns the number of the engine batch that the log of a source has
+// to go on with.
+func (b *Bridge) nextInLog(ctx context.Context, source event.Source) (uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, b.cfg.PublishTimeout)
+	defer cancel()
+	last, err := b.lastMessage(ctx, source.Subject())
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	var dec event.Decoder
+	if err := dec.Reset(last.Data); err != nil || !dec.Header.Batches {
+		return 0, err
+	}
+	return dec.Header.Last + 1, nil
 }
 
-func (b *Bridge) connection(source event.Source) (connected bool, why string) {
+// oldestHeld returns the lowest number of a batch that is held, if one is.
+func (l *listener) oldestHeld() (seq uint64, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.window.Len() == 0 {
+		return 0, false
+	}
+	return l.window.First(), true
+}
+
+// Connected tells whether a source's engine is connected.
+func (b *Bridge) Connected(source event.Source) bool {
+	l, _ := b.connection(source)
+	return l != nil
+}
+
+// connection returns the listener that is connected to a source's engine; nil if
+// there is none, and why.
+func (b *Bridge) connection(source event.Source) (connected *listener, why string) {
 	b.mu.Lock()
 	s := b.slots[source]
 	b.mu.Unlock()
 	if s == nil {
-		return false, "no listener"
+		return nil, "no listener"
 	}
 	s.mu.Lock()
 	l, err := s.listener, s.err
 	s.mu.Unlock()
 	switch {
 	case l == nil && err != nil:
-		return false, err.Error()
+		return nil, err.Error()
 	case l == nil:
-		return false, "no listener yet"
+		return nil, "no listener yet"
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.connected, l.engineErr
+	if !l.connected {
+		return nil, l.engineErr
+	}
+	return l, "which has not sent anything yet"
+}
+
+// subscribed tells whether the engine is known to have taken in the subscription,
+// or would most likely have done so.
+func (l *listener) subscribed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.connected && (l.hasLive || time.Since(l.heard) >= standbySilence)
 }
 
 // AwaitGone waits until a source that was given to Release or Remove is neither
