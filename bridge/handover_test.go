@@ -286,6 +286,7 @@ func TestTwoWriters(t *testing.T) {
 	if err := h.engine.WaitSubscribers(h.ctx, 2); err != nil {
 		t.Fatal(err)
 	}
+	h.publish(1) // at the least
 	stop := h.keepPublishing()
 	refused := []byte("another bridge writes")
 	h.await("one says that the other writes", func() bool {
