@@ -21,7 +21,7 @@ func benchCommand() *cobra.Command {
 		Use:   "bench",
 		Short: "Measure: every figure is counted to completion and checked against a model",
 	}
-	cmd.AddCommand(benchPipelineCommand(), benchQueryCommand())
+	cmd.AddCommand(benchPipelineCommand(), benchFleetCommand(), benchNATSCommand(), benchDialCommand(), benchQueryCommand())
 	return cmd
 }
 

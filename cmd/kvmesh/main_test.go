@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +17,10 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if os.Getenv("KVMESH_TEST_AS_COMMAND") != "" { // a test has started its own binary as kvmesh
+		main()
+		os.Exit(0)
+	}
 	goleak.VerifyTestMain(m,
 		// The client's idle connections end by themselves.
 		goleak.IgnoreTopFunction("net/http.(*persistConn).readLoop"), goleak.IgnoreTopFunction("net/http.(*persistConn).writeLoop"),

@@ -206,6 +206,9 @@ func (s *Session) say(l Lengths) Segment {
 	return Segment{Seed: s.rng.Uint64(), Tokens: l.draw(s.rng)}
 }
 
+// Number returns the number of the session.
+func (s *Session) Number() uint64 { return s.number }
+
 // Next returns the next turn, false when the session has ended.
 func (s *Session) Next() (Turn, bool) {
 	if len(s.subs) > 0 {
