@@ -35,7 +35,6 @@ type work struct {
 	spans   []span
 	reply   []byte
 	names   map[string]string // of models and groups
-	header  [1]string         // Content-Length of the reply
 }
 
 // Bounds of what is kept for later calls.
