@@ -298,6 +298,7 @@ func TestTwoWriters(t *testing.T) {
 		}
 	})
 	stop()
+	h.publish(1)
 	s := h.log()
 	if len(s.Gaps) > 0 {
 		t.Errorf("gaps: %v", s.Gaps)

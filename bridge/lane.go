@@ -35,6 +35,10 @@ type lane struct {
 
 	checkpointAt uint64 // log sequence of the first chunk of the last checkpoint
 
+	// What the log said when the lane was made.
+	incarnation uint64 // that the state is of
+	recalled    mark   // the last batch that is in the state; none after a reset
+
 	// The publisher's own.
 	log    publication
 	digest []byte // scratch
@@ -61,10 +65,13 @@ func newLane(l *listener, source event.Source, p past) *lane {
 		wake:    make(chan struct{}, 1),
 		state:   p.state,
 		due:     p.dirty,
-		log:     publication{lastSeq: p.lastSeq, bytes: p.bytes, checkpointBytes: p.checkpointBytes},
+
+		incarnation: p.incarnation,
+		log:         publication{lastSeq: p.lastSeq, bytes: p.bytes, checkpointBytes: p.checkpointBytes},
 	}
 	if p.batches {
 		n.sent = mark{batch: true, seq: p.last, ts: p.ts, fingerprint: p.fingerprint}
+		n.recalled = n.sent
 	}
 	if n.due {
 		n.signal()
@@ -83,13 +90,23 @@ func (n *lane) mark(m mark) {
 // reset empties the source. What was not taken yet is void with it.
 func (n *lane) reset(reason string) {
 	n.state.Reset()
+	n.recalled = mark{}
 	n.ops.Reset()
 	n.marks = n.marks[:0]
 	if reason != event.ReasonGap {
 		n.sent = mark{} // batch numbers start again
 	}
 	n.ops.Add(func(b []byte) []byte { return event.AppendReset(b, reason) })
+	n.tellHome(&n.ops)
 	n.mark(mark{})
+}
+
+// tellHome appends whose engine it is that names the lane's rank, if that is
+// another one's.
+func (n *lane) tellHome(ops *residency.Ops) {
+	if home := n.l.worker.Rank; home != n.source.Rank {
+		ops.Add(func(b []byte) []byte { return event.AppendHome(b, home) })
+	}
 }
 
 func (n *lane) signal() {
@@ -102,17 +119,16 @@ func (n *lane) signal() {
 // backlog returns how many bytes wait for an acknowledgement.
 func (n *lane) backlog() int { return n.flying + len(n.ops.Buf) }
 
-// outstanding returns the lowest number of a batch that is not acknowledged.
+// outstanding returns the lowest number of a batch that is not acknowledged. A
+// reset stands before all of them.
 func (n *lane) outstanding() (seq uint64, ok bool) {
 	if n.flying > 0 {
 		return n.first, true
 	}
-	for _, m := range n.marks {
-		if m.batch {
-			return m.seq, true
-		}
+	if len(n.marks) == 0 {
+		return 0, false
 	}
-	return 0, false
+	return n.marks[0].seq, true
 }
 
 // allowed returns how many marks may be published now: those of the home lane
@@ -314,6 +330,7 @@ func (n *lane) checkpoint(ctx context.Context) error {
 		if n == n.l.home {
 			n.l.history(&tail)
 		}
+		n.tellHome(&tail)
 		chunks = n.state.Checkpoint(limit/2, &tail)
 	}
 	h := n.header(nil)

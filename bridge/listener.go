@@ -112,6 +112,9 @@ func (l *listener) Connected(peer string) {
 	l.heard = time.Now()
 	l.repair.connected()
 	l.reconnectedInStandby()
+	if l.next == 0 && l.replays() {
+		l.window.DropBefore(l.conn) // nothing tells whether it is of the same life
+	}
 	l.mu.Unlock()
 	l.log.Info("connected to engine", "peer", peer)
 	l.mend()
@@ -231,6 +234,10 @@ func (l *listener) live(seq uint64, payload []byte) {
 		l.meet()
 	case l.verify || l.opening:
 		l.window.Add(seq, l.conn, payload)
+	case seq < l.next && !late && l.replays() && !l.repair.resting() && !l.remembers(seq):
+		// Only the engine can tell whether this is the same batch once more.
+		l.verify, l.proven = true, false
+		l.window.Add(seq, l.conn, payload)
 	case seq < l.next:
 		l.old(seq, payload, late)
 	case seq == l.next:
@@ -249,6 +256,12 @@ func (l *listener) live(seq uint64, payload []byte) {
 			l.drain()
 		}
 	}
+}
+
+// remembers tells whether it is known what the batch of that number was.
+func (l *listener) remembers(seq uint64) bool {
+	_, known := l.recent.get(seq)
+	return known
 }
 
 // replays tells whether the engine has a replay endpoint.
@@ -298,7 +311,7 @@ func (l *listener) accept(seq, conn uint64, payload []byte) bool {
 		l.log.Warn("undecodable batch", "batch", seq, "error", err)
 		l.loss(seq, seq, event.ReasonUndecodable)
 	} else {
-		l.apply()
+		l.apply(seq)
 		if l.batch.Partial {
 			l.loss(seq, seq, event.ReasonUndecodable)
 		}
@@ -316,9 +329,13 @@ func (l *listener) accept(seq, conn uint64, payload []byte) bool {
 	return true
 }
 
-// apply applies the events of the batch that was decoded.
-func (l *listener) apply() {
+// apply applies the events of the batch that was decoded. A bridge that was killed
+// may have written more of another lane than of the home lane.
+func (l *listener) apply(seq uint64) {
 	lane := l.laneFor(&l.batch)
+	if lane.recalled.batch && seq <= lane.recalled.seq {
+		return
+	}
 	for i := range l.batch.Events {
 		if reason, n := lane.state.Apply(&l.batch.Events[i], &lane.ops); n > 0 {
 			l.drop(string(reason), uint64(n))

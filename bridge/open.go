@@ -3,6 +3,7 @@ package bridge
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/kvmesh/kvmesh/bridge/engine"
 	"github.com/kvmesh/kvmesh/bridge/residency"
@@ -40,7 +41,7 @@ func (l *listener) activate() error {
 	}
 	home := newLane(l, l.worker.Source, p)
 	lanes := []*lane{home}
-	strays, err := l.strays()
+	strays, err := l.b.unregistered(l.ctx, l.worker.Source)
 	if err != nil {
 		return err
 	}
@@ -49,7 +50,9 @@ func (l *listener) activate() error {
 		if err != nil {
 			return err
 		}
-		lanes = append(lanes, newLane(l, source, other))
+		if l.owns(other) && l.b.claim(source, l) {
+			lanes = append(lanes, newLane(l, source, other))
+		}
 	}
 	l.begin(lanes, p)
 	for _, n := range lanes {
@@ -81,6 +84,11 @@ func (l *listener) begin(lanes []*lane, p past) {
 		l.next = p.last + 1
 		l.recent.add(p.last, p.fingerprint)
 	}
+	for _, n := range lanes[1:] {
+		if n.incarnation != p.incarnation { // it was not told of this life
+			n.reset(event.ReasonRestart)
+		}
+	}
 	l.publisher = p.publisher
 	l.account.gaps, l.account.lost, l.account.uncertain = p.gaps, p.lost, p.gaps > 0
 }
@@ -99,22 +107,9 @@ func (l *listener) newState() *residency.State {
 	return residency.New(int(l.worker.BlockSize), l.clears(), l.b.cfg.Residency)
 }
 
-// strays returns the sources of the same instance that the log has records of,
-// and that no worker is registered for: ranks that the engine's batches named
-// when an earlier bridge read them. Each is for one listener only.
-func (l *listener) strays() ([]event.Source, error) {
-	others, err := l.b.unregistered(l.ctx, l.worker.Source)
-	if err != nil {
-		return nil, err
-	}
-	var out []event.Source
-	for _, source := range others {
-		if l.b.claim(source, l) {
-			out = append(out, source)
-		}
-	}
-	return out, nil
-}
+// owns tells whether it is this listener's engine that names a rank, by what the
+// log says of that rank.
+func (l *listener) owns(p past) bool { return !p.fresh && p.hasHome && p.home == l.worker.Rank }
 
 // -- ranks that batches name --------------------------------------------------
 
@@ -139,6 +134,10 @@ func (l *listener) laneFor(batch *engine.Batch) *lane {
 	return nil
 }
 
+// recallPause is the wait before records that could not be read are asked for
+// again.
+const recallPause = 100 * time.Millisecond
+
 // maxStrays is how many ranks beside its own one engine's batches may name.
 const maxStrays = 1024
 
@@ -151,18 +150,23 @@ func (l *listener) openLane(rank uint32) {
 	l.log.Info("the engine's batches name another rank", "named", rank)
 	l.tasks.Go(func() {
 		p, err := l.b.recall(l.ctx, source, l.newState)
-		if err != nil {
-			l.cancel(err)
-			return
+		for ; err != nil; p, err = l.b.recall(l.ctx, source, l.newState) {
+			l.failed(err) // what the engine sends meanwhile must not be lost
+			select {
+			case <-time.After(recallPause):
+			case <-l.ctx.Done():
+				return
+			}
 		}
 		n := newLane(l, source, p)
 		l.mu.Lock()
 		l.lanes = append(l.lanes, n)
-		if p.fresh || p.incarnation != l.incarnation {
+		if !l.owns(p) || n.incarnation != l.incarnation {
 			n.reset(event.ReasonNew)
 		}
 		l.opening = false
 		l.drain()
+		l.skipHoles()
 		l.mu.Unlock()
 		l.serve(n)
 		l.mend()

@@ -76,7 +76,10 @@ func (n *lane) settle(ctx context.Context) error {
 			n.l.log.Warn("the log has lost this source: writing a checkpoint", "subject", n.subject)
 			n.log.lastSeq, n.log.bytes, n.log.checkpointBytes, n.log.id, n.log.anew = 0, 0, 0, "", true
 			n.l.mu.Lock()
-			n.due = true
+			for _, other := range n.l.lanes { // nobody asks for ranks without a worker
+				other.due = true
+				other.signal()
+			}
 			n.l.mu.Unlock()
 			n.landed()
 			return err

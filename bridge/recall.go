@@ -25,6 +25,8 @@ type past struct {
 	fingerprint uint64
 	publisher   []byte
 	gaps, lost  uint64
+	home        uint32 // rank whose engine names this one
+	hasHome     bool   //
 
 	lastSeq         uint64 // last sequence of the subject, 0 if it has none
 	bytes           int    // in the log since the last checkpoint, and in that
@@ -204,6 +206,8 @@ func (r *recall) op(state *residency.State) error {
 		p.lost += op.To - op.From + 1
 	case event.OpGaps:
 		p.gaps, p.lost = op.From, op.To
+	case event.OpHome:
+		p.home, p.hasHome = op.Home, true
 	case event.OpPublisher:
 		p.publisher = append([]byte(nil), op.Publisher...)
 	case event.OpDigest:

@@ -77,9 +77,11 @@ func (l *listener) probeIfIdle(now time.Time) {
 
 // request is one replay request and what came of it.
 type request struct {
-	start  uint64
-	verify bool // the batch at start was applied: it must come as it was
-	census bool // only to see what the engine has
+	conn    uint64 // number of the live connection that it is made for
+	start   uint64
+	overlap bool // the batch at start was applied: it must come as it was
+	verify  bool // live batches wait for that
+	census  bool // only to see what the engine has
 
 	got      int
 	first    uint64 // number of the first batch that came
@@ -100,12 +102,15 @@ func (l *listener) repairLoop() {
 			l.mu.Unlock()
 			return
 		}
-		q := request{start: l.next, verify: l.verify, census: census}
-		if q.verify || l.next > 0 && l.repair.attempts == l.b.cfg.RepairAttempts-1 {
-			q.start-- // of a last attempt: whether the ring has it tells a trimmed ring from a batch that is absent
-		}
-		if q.census {
-			q.start = 0
+		// Each request asks for the batch that was applied last, too: it tells
+		// whether the engine is still the same, which may have started again
+		// unheard, and a trimmed ring from a batch that is absent.
+		q := request{conn: l.conn, start: l.next, overlap: l.next > 0, verify: l.verify, census: census}
+		switch {
+		case q.census:
+			q.start, q.overlap = 0, false
+		case q.overlap:
+			q.start--
 		}
 		wait := time.Until(l.repair.asked.Add(l.b.cfg.RepairInterval))
 		if l.hole() && l.repair.attempts == 0 && !l.repair.probe {
@@ -190,6 +195,9 @@ func (l *listener) replay(q *request) error {
 // replayed takes in one batch of a replay, and tells whether the request has
 // brought all that it was made for.
 func (l *listener) replayed(q *request, seq uint64, payload []byte) (done bool) {
+	if q.conn != l.conn {
+		return true // it may be of the engine before
+	}
 	if q.got == 0 {
 		q.first = seq
 	}
@@ -200,16 +208,18 @@ func (l *listener) replayed(q *request, seq uint64, payload []byte) (done bool) 
 		q.same = q.same || known && print == hash.Bytes(payload)
 		return false
 	}
+	if q.overlap && seq == q.start {
+		if print, known := l.recent.get(seq); known && print != hash.Bytes(payload) {
+			l.restart(fmt.Sprintf("batch %d is another one now", seq))
+			q.restarts = true
+			return true
+		}
+	}
 	if l.verify && q.verify {
 		switch {
 		case seq < q.start:
 			return false
 		case seq == q.start:
-			if print, known := l.recent.get(seq); known && print != hash.Bytes(payload) {
-				l.restart(fmt.Sprintf("batch %d is another one now", seq))
-				q.restarts = true
-				return true
-			}
 			l.proven = true
 		}
 		// Beyond the overlap without having seen it: the ring has lost it, and
@@ -244,7 +254,7 @@ func (l *listener) conclude(q *request, helped bool) (census bool) {
 		r.attempts, r.quiet = 0, 0
 	}
 	switch {
-	case q.restarts || !l.connected:
+	case q.restarts || !l.connected || q.conn != l.conn:
 		return false
 	case q.census:
 		l.concludeCensus(q)

@@ -69,7 +69,7 @@ func (x *Indexer) source(name event.Source, seq uint64) *source {
 	s := x.sources[name]
 	if s == nil {
 		p := x.partition(name.Partition())
-		s = &source{name: name, part: p, keep: seq}
+		s = &source{name: name, part: p, keep: seq, gone: x.gone[name]}
 		p.index.Update(x.Position(), func(w prefix.Writer) { s.holder = w.Add(&s.name) })
 		x.sources[name] = s
 		p.sources[s] = struct{}{}
@@ -149,20 +149,21 @@ func (x *Indexer) diverge(s *source) {
 		s.diverged = true
 		x.metrics.divergences.Add(x.metrics.ctx, 1)
 	}
-	x.askCheckpoint(s)
+	x.askCheckpoint(s, s.logSeq+1)
 }
 
 // askInterval is how long a request for a checkpoint is given before it is made
 // again.
 const askInterval = 2 * time.Second
 
-// askCheckpoint asks the bridge of a source for a checkpoint.
-func (x *Indexer) askCheckpoint(s *source) {
+// askCheckpoint asks the bridge of a source for a checkpoint, unless it has
+// written one at the log sequence from, or later.
+func (x *Indexer) askCheckpoint(s *source, from uint64) {
 	if time.Since(s.asked) < askInterval {
 		return
 	}
 	s.asked = time.Now()
-	if err := x.nc.Publish(event.CheckpointSubject(s.name.Key()), event.CheckpointRequest(s.logSeq)); err != nil {
+	if err := x.nc.Publish(event.CheckpointSubject(s.name.Key()), event.CheckpointRequest(from)); err != nil {
 		x.log.Debug("checkpoint not asked for", "error", err)
 	}
 }

@@ -113,6 +113,7 @@ type Indexer struct {
 	sources map[event.Source]*source
 	waiters map[*waiter]struct{}
 	absent  map[event.Source]time.Time // workers without records, since when
+	gone    map[event.Source]bool      // workers that were registered, and are no longer
 
 	// The reader's own.
 	dec     event.Decoder
@@ -140,6 +141,7 @@ func New(nc *nats.Conn, js jetstream.JetStream, cfg Config, opts Options) (*Inde
 		sources: map[event.Source]*source{},
 		waiters: map[*waiter]struct{}{},
 		absent:  map[event.Source]time.Time{},
+		gone:    map[event.Source]bool{},
 	}
 	x.era.Store(newEra())
 	m, err := newMetrics(opts.Meter, x)

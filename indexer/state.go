@@ -54,7 +54,6 @@ func newPartition(name event.Partition) *partition {
 // instance is an engine of a partition, as the catalog knows it.
 type instance struct {
 	workers map[uint32]event.Worker // by rank
-	gone    map[uint32]bool         // ranks that were registered, and are no longer
 }
 
 // source is what the log says of one source. Guarded by Indexer.mu; only the
@@ -74,6 +73,7 @@ type source struct {
 	diverged    bool
 	asked       time.Time // when a checkpoint was asked for last
 
+	gone    bool      // its worker was registered, and is no longer
 	orphan  time.Time // since when no worker is registered for it
 	ignored bool      // it was dropped for that
 	retired bool      // its last record says that the worker is gone
@@ -82,12 +82,13 @@ type source struct {
 	first  uint64   // log sequence of the first of them
 }
 
-// answered tells whether a source is one to answer with: its instance has a
-// worker, and its own rank was not unregistered.
-func (s *source) answered() bool {
-	in := s.part.instances[s.name.Instance]
-	return in != nil && !in.gone[s.name.Rank] && !s.diverged && !s.ignored
-}
+// registered tells whether the instance of a source has a worker, and the rank
+// itself was not unregistered. Ranks that only batches name have no worker of
+// their own.
+func (s *source) registered() bool { return s.part.instances[s.name.Instance] != nil && !s.gone }
+
+// answered tells whether a source is one to answer with.
+func (s *source) answered() bool { return s.registered() && !s.diverged && !s.ignored }
 
 // show has queries see a source if it is one to answer with.
 func (s *source) show(w prefix.Writer) { w.Show(s.holder, s.answered()) }
@@ -109,11 +110,11 @@ func (x *Indexer) Registered(w event.Worker) {
 	p.blockSize.Store(w.BlockSize)
 	in := p.instances[w.Instance]
 	if in == nil {
-		in = &instance{workers: map[uint32]event.Worker{}, gone: map[uint32]bool{}}
+		in = &instance{workers: map[uint32]event.Worker{}}
 		p.instances[w.Instance] = in
 	}
 	in.workers[w.Rank] = w
-	delete(in.gone, w.Rank)
+	x.setGone(w.Source, false)
 	p.open.Store(true)
 	x.review(p, w.Instance)
 }
@@ -123,19 +124,32 @@ func (x *Indexer) Registered(w event.Worker) {
 func (x *Indexer) Unregistered(s event.Source) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	x.setGone(s, true)
 	p := x.now().partition(s.Partition())
 	if p == nil || p.instances[s.Instance] == nil {
 		return
 	}
 	in := p.instances[s.Instance]
 	delete(in.workers, s.Rank)
-	in.gone[s.Rank] = true
 	if len(in.workers) == 0 {
 		delete(p.instances, s.Instance)
 	}
 	p.open.Store(len(p.instances) > 0)
 	x.review(p, s.Instance)
 	x.dropIfEmpty(p)
+}
+
+// setGone remembers of a source whether its worker was unregistered. Its records
+// may come later.
+func (x *Indexer) setGone(name event.Source, gone bool) {
+	if gone {
+		x.gone[name] = true
+	} else {
+		delete(x.gone, name)
+	}
+	if s := x.sources[name]; s != nil {
+		s.gone = gone
+	}
 }
 
 // CatalogRead says that all workers of the catalog have been told of.

@@ -45,9 +45,8 @@ func (x *Indexer) tidySources(now time.Time) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, s := range x.sources {
-		registered := s.part.instances[s.name.Instance] != nil
 		switch {
-		case registered:
+		case s.registered():
 			s.orphan = time.Time{}
 			if s.ignored { // it is back, and what came meanwhile was not read
 				s.ignored, s.diverged = false, true
@@ -59,7 +58,7 @@ func (x *Indexer) tidySources(now time.Time) {
 			x.drop(s)
 		}
 		if s.diverged {
-			x.askCheckpoint(s)
+			x.askCheckpoint(s, s.logSeq+1)
 		}
 	}
 	for _, p := range *x.now().partitions.Load() {
@@ -117,6 +116,7 @@ func (x *Indexer) checkStream(ctx context.Context) {
 	if last := state.LastSeq; last > x.end.Load() {
 		x.end.Store(last)
 	}
+	x.askCut(state.FirstSeq)
 	if !x.cfg.Compact {
 		return
 	}
@@ -129,14 +129,30 @@ func (x *Indexer) checkStream(ctx context.Context) {
 	}
 }
 
+// askCut asks for the state of sources whose records somebody has purged. They
+// are known here, but the log does not tell others of them.
+func (x *Indexer) askCut(first uint64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, s := range x.sources {
+		if s.keep < first && !s.ignored {
+			x.askCheckpoint(s, first)
+		}
+	}
+}
+
 // floor returns the log sequence before which no record is needed any more: each
-// source has been reset, or has written a whole checkpoint, later.
+// source has been reset, or has written a whole checkpoint, later. Sources that
+// were dropped need nothing: a bridge that finds a part of their records only
+// begins anew.
 func (x *Indexer) floor() uint64 {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	floor := x.Position() + 1
 	for _, s := range x.sources {
-		floor = min(floor, s.keep)
+		if !s.ignored {
+			floor = min(floor, s.keep)
+		}
 	}
 	return floor
 }
@@ -181,6 +197,6 @@ func (x *Indexer) askOldest(state jetstream.StreamState) {
 	slices.SortFunc(old, func(a, b *source) int { return int(int64(a.keep) - int64(b.keep)) })
 	const atOnce = 64
 	for _, s := range old[:min(len(old), atOnce)] {
-		x.askCheckpoint(s)
+		x.askCheckpoint(s, s.logSeq+1)
 	}
 }

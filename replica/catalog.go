@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvmesh/kvmesh/indexer/event"
@@ -157,6 +158,10 @@ func (c *Catalog) follow(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("bucket %s: %w", c.bucket, err)
 	}
+	// A server that started again has forgotten the watch, which would notice
+	// only after a while.
+	back := c.js.Conn().StatusChanged(nats.CONNECTED)
+	defer c.js.Conn().RemoveStatusListener(back)
 	watch, err := kv.Watch(ctx, workerPrefix+">")
 	if err != nil {
 		return fmt.Errorf("watch %s: %w", c.bucket, err)
@@ -179,6 +184,8 @@ func (c *Catalog) follow(ctx context.Context) error {
 				initial = false
 				c.complete(told)
 			}
+		case <-back:
+			return errors.New("the connection to NATS was made anew")
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -243,14 +250,11 @@ func (c *Catalog) put(w event.Worker, revision uint64) {
 	c.reached(revision, func() { c.workers[w.Source] = w })
 }
 
+// remove tells of a worker that is gone, even if it was not there: the log may
+// still have what it held.
 func (c *Catalog) remove(source event.Source, revision uint64) {
-	c.mu.Lock()
-	_, known := c.workers[source]
-	c.mu.Unlock()
-	if known {
-		for _, o := range c.see {
-			o.Unregistered(source)
-		}
+	for _, o := range c.see {
+		o.Unregistered(source)
 	}
 	c.reached(revision, func() { delete(c.workers, source) })
 }

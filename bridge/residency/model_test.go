@@ -31,6 +31,8 @@ type run struct {
 	traffic *model.Traffic
 	media   *engine.Media
 	profile engine.Profile
+	lossy   bool          // the State misses some batches
+	truth   *model.Source // what the batches that it has mean
 
 	state    *residency.State
 	reader   reader
@@ -93,7 +95,14 @@ func ops(ops []byte, count int, f func(*event.Op) error) error {
 }
 
 func (r *run) batch() error {
-	payload, err := r.dialect.Encode(mock.Batch{TS: float64(r.seq), Events: r.traffic.Batch(), BlockSize: blockSize})
+	events := r.traffic.Batch()
+	if r.lossy && r.rng.IntN(12) == 0 {
+		return nil
+	}
+	for _, e := range events {
+		r.truth.Apply(e)
+	}
+	payload, err := r.dialect.Encode(mock.Batch{TS: float64(r.seq), Events: events, BlockSize: blockSize})
 	if err != nil {
 		return err
 	}
@@ -114,7 +123,7 @@ func (r *run) batch() error {
 // check compares the three with the model.
 func (r *run) check() error {
 	want := event.Digests{}
-	for tier, seqs := range r.traffic.Truth().Resident() {
+	for tier, seqs := range r.truth.Resident() {
 		t := event.Tier(tier)
 		for seq := range seqs {
 			want[t].Add(1, event.Mix(seq, event.Salt(t, "")))
@@ -198,6 +207,7 @@ func newRun(t *testing.T, seed uint64) *run {
 	prompts := model.Prompts(model.PromptOptions{Seed: seed, BlockSize: blockSize, N: 4 + rng.IntN(20), Spaced: 4, Pairs: rng.IntN(6) == 0})
 	r.traffic = model.NewTraffic(model.TrafficOptions{Seed: seed, BlockSize: blockSize, Profile: profile, Events: 1 + rng.IntN(6), Features: features}, prompts)
 	r.state, r.restored = r.fresh(), r.fresh()
+	r.truth, r.lossy = model.New(blockSize, profile), rng.IntN(3) == 0
 	return r
 }
 

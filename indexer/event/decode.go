@@ -112,7 +112,7 @@ func (d *Decoder) op() bool {
 
 // opFields holds the least number of elements of an operation, by kind; 0 for a
 // kind that does not exist.
-var opFields = [...]int{0, 9, 6, 3, 2, 4, 1, 5, 1, 6, 7, 3, 2, 7, 3, 0}
+var opFields = [...]int{0, 9, 6, 3, 2, 4, 1, 5, 1, 6, 7, 3, 2, 7, 3, 2, 0}
 
 // fields reads what follows the kind, and returns how many elements of the
 // operation have been read in all.
@@ -168,6 +168,8 @@ func (d *Decoder) fields(kind OpKind, n int) int {
 		d.run(&op.Run)
 	case OpGaps:
 		op.From, op.To = r.Uint(), r.Uint()
+	case OpHome:
+		op.Home = r.Uint32()
 	}
 	return opFields[kind]
 }

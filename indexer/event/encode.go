@@ -150,6 +150,12 @@ func AppendGaps(b []byte, gaps, batches uint64) []byte {
 	return mpack.AppendUint(mpack.AppendUint(b, gaps), batches)
 }
 
+// AppendHome appends an OpHome: the records are about what the engine of another
+// rank of the instance says of this one.
+func AppendHome(b []byte, rank uint32) []byte {
+	return mpack.AppendUint(appendHead(b, 2, OpHome), uint64(rank))
+}
+
 func appendHead(b []byte, n int, kind OpKind) []byte {
 	return append(mpack.AppendArray(b, n), byte(kind))
 }

@@ -70,6 +70,8 @@ const (
 	OpKnown OpKind = 13
 	// OpGaps: how many gaps there were before. Only in checkpoints.
 	OpGaps OpKind = 14
+	// OpHome: which rank's engine names this rank in its batches.
+	OpHome OpKind = 15
 )
 
 // Why a source became empty, or batches are lost: values of Op.Reason.
@@ -171,4 +173,5 @@ type Op struct {
 
 	Main      bool   // group
 	Publisher []byte // publisher
+	Home      uint32 // home
 }

@@ -157,6 +157,9 @@ func randomOp(rng *rand.Rand, kind OpKind) ([]byte, plainOp) {
 	case OpGaps:
 		op.From, op.To = rng.Uint64N(9), rng.Uint64()
 		return AppendGaps(nil, op.From, op.To), op
+	case OpHome:
+		op.Home = rng.Uint32()
+		return AppendHome(nil, op.Home), op
 	}
 	panic("no such kind")
 }
@@ -170,7 +173,7 @@ func randomRecord(rng *rand.Rand) ([]byte, Header, []plainOp) {
 	var ops []byte
 	var want []plainOp
 	for range rng.IntN(12) {
-		b, op := randomOp(rng, OpKind(1+rng.IntN(int(OpGaps))))
+		b, op := randomOp(rng, OpKind(1+rng.IntN(int(OpHome))))
 		ops = append(ops, b...)
 		want = append(want, op)
 	}

@@ -1,0 +1,701 @@
+package integration
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"reflect"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvmesh/kvmesh/bridge"
+	"github.com/kvmesh/kvmesh/indexer"
+	"github.com/kvmesh/kvmesh/indexer/event"
+	"github.com/kvmesh/kvmesh/integration/mock"
+	"github.com/kvmesh/kvmesh/integration/model"
+)
+
+// Environment of TestRandomEndToEnd.
+const (
+	envSeeds    = "KVMESH_SEEDS"    // how many seeds; default 20
+	envSeed     = "KVMESH_SEED"     // the first of them; default 1
+	envParallel = "KVMESH_PARALLEL" // how many run at a time
+)
+
+// envInt returns a number from the environment.
+func envInt(t *testing.T, name string, otherwise int) int {
+	text, ok := os.LookupEnv(name)
+	if !ok {
+		return otherwise
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return n
+}
+
+// TestRandomEndToEnd has mock engines publish random traffic on real sockets, a
+// bridge read it, NATS keep it and an indexer answer, while batches are lost,
+// repeated and garbled, engines, bridge, indexer and NATS stop and start again,
+// checkpoints are asked for, workers come and go and the log is purged. Whenever
+// all has settled, the index has to hold what the naive model holds, and to
+// answer what it answers.
+func TestRandomEndToEnd(t *testing.T) {
+	seeds, first := envInt(t, envSeeds, 20), envInt(t, envSeed, 1)
+	parallel := min(seeds, envInt(t, envParallel, 2*runtime.GOMAXPROCS(0)))
+	queue := make(chan uint64)
+	var wg sync.WaitGroup
+	for range parallel {
+		wg.Go(func() {
+			for seed := range queue {
+				runSeed(t, seed)
+			}
+		})
+	}
+	for seed := range seeds {
+		queue <- uint64(first + seed)
+	}
+	close(queue)
+	wg.Wait()
+}
+
+func runSeed(t *testing.T, seed uint64) {
+	var log lastLines
+	s := &script{rng: rand.New(rand.NewPCG(seed, 0)), log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
+	err := s.begin(t)
+	if err == nil {
+		err = s.play()
+	}
+	records := ""
+	if err != nil && s.mesh != nil {
+		records = s.mesh.listing()
+		for _, a := range s.actors {
+			records += a.listLife()
+		}
+	}
+	s.end()
+	if err != nil {
+		t.Errorf("seed %d: %v\nafter %s\nrepeat with: %s=%d %s=1 go test ./integration -run 'TestRandomEndToEnd$'\nlog:\n%srecords:\n%s",
+			seed, err, strings.Join(s.steps, ", "), envSeed, seed, envSeeds, log.String(), records)
+	}
+}
+
+// script is one random run.
+type script struct {
+	rng     *rand.Rand
+	log     *slog.Logger
+	mesh    *mesh
+	actors  []*actor
+	truth   *model.Partition
+	prompts []model.Prompt
+	model   event.Partition
+	mortal  bool // the bridge will be killed
+	onGap   bridge.GapPolicy
+	steps   []string
+}
+
+// begin starts engines and everything else.
+func (s *script) begin(t *testing.T) (err error) {
+	s.model = event.Partition{Model: "org/Model v1", Group: "default"}
+	s.truth = model.NewPartition(blockSize)
+	s.prompts = model.Prompts(model.PromptOptions{Seed: s.rng.Uint64(), BlockSize: blockSize, N: 4 + s.rng.IntN(16), Spaced: 4, Pairs: s.rng.IntN(6) == 0})
+	s.onGap = bridge.KeepOnGap
+	if s.rng.IntN(4) == 0 {
+		s.onGap = bridge.ResetOnGap
+	}
+	if s.mesh, err = newMesh(t, s.log); err != nil {
+		return err
+	}
+	for i := range 1 + s.rng.IntN(3) {
+		for rank := range uint32(1 + s.rng.IntN(2)) {
+			source := event.Source{Model: s.model.Model, Group: s.model.Group, Instance: fmt.Sprintf("worker.%d", i), Rank: rank}
+			a, err := newActor(s.rng, source, s.prompts, s.truth, s.onGap == bridge.ResetOnGap)
+			if err != nil {
+				return err
+			}
+			s.actors = append(s.actors, a)
+			if err := s.mesh.register(a.worker); err != nil {
+				return err
+			}
+		}
+	}
+	if err := s.startBridge(); err != nil {
+		return err
+	}
+	return s.startIndexer()
+}
+
+func (s *script) end() {
+	for _, a := range s.actors {
+		a.engine.Stop()
+	}
+	if s.mesh != nil {
+		s.mesh.close()
+	}
+}
+
+// note puts a step on record.
+func (s *script) note(format string, args ...any) {
+	step := fmt.Sprintf(format, args...)
+	s.steps = append(s.steps, step)
+	s.log.Info("-- " + step)
+}
+
+// play makes random steps.
+func (s *script) play() error {
+	for range 14 {
+		if err := s.step(); err != nil {
+			return err
+		}
+	}
+	if err := s.check(); err != nil {
+		return err
+	}
+	// All is gone but the log.
+	s.note("cold start without engines")
+	s.mesh.stopBridge()
+	s.mesh.stopIndexer()
+	for _, a := range s.actors {
+		a.engine.Stop()
+	}
+	if s.rng.IntN(2) == 0 {
+		s.mesh.nats.stop()
+		if err := s.mesh.nats.start(); err != nil {
+			return err
+		}
+	}
+	if err := s.startIndexer(); err != nil {
+		return err
+	}
+	return s.compare()
+}
+
+func (s *script) step() error {
+	if err := s.burst(1 + s.rng.IntN(12)); err != nil {
+		return err
+	}
+	switch s.rng.IntN(13) {
+	case 0, 1:
+		return s.check()
+	case 2:
+		return s.flap()
+	case 3, 4:
+		return s.restartEngine()
+	case 5, 6:
+		return s.restartBridge()
+	case 7:
+		return s.restartIndexer()
+	case 8:
+		return s.restartNATS()
+	case 9, 10:
+		return s.askCheckpoint()
+	case 11:
+		return s.reregister()
+	case 12:
+		return s.purge()
+	}
+	return nil
+}
+
+// burst has engines publish batches, some of which get lost.
+func (s *script) burst(n int) error {
+	s.note("%d batches", n)
+	for range n {
+		a := s.actors[s.rng.IntN(len(s.actors))]
+		if err := s.publish(a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// publish has an engine publish a batch. What the bridge can't ask for later it
+// has to get now.
+func (s *script) publish(a *actor) error {
+	how := mock.Sent
+	fresh := len(a.life) >= a.high // else nothing would tell this life from the one before
+	switch x := s.rng.IntN(40); {
+	case x < 4:
+		how = mock.Lost
+	case x == 4 && fresh:
+		how = mock.Gone
+	case x == 5 && fresh:
+		how = mock.Unkept
+	}
+	if how == mock.Lost && !a.replays() && !fresh {
+		how = mock.Sent
+	}
+	live := how == mock.Unkept || how == mock.Sent && !a.replays()
+	if live {
+		if s.mesh.edge == nil {
+			return nil
+		}
+		if err := a.connected(1); err != nil {
+			return err
+		}
+	}
+	if err := a.publish(how); err != nil {
+		return err
+	}
+	if how == mock.Unkept { // no engine loses the newest one it has sent
+		if err := a.publish(mock.Sent); err != nil {
+			return err
+		}
+		if err := s.settle(a); err != nil {
+			return err
+		}
+	}
+	if how == mock.Sent && s.rng.IntN(20) == 0 && len(a.life) > 1 {
+		again := s.rng.IntN(len(a.life))
+		if d := a.life[again]; d.kept && !d.broken && again >= len(a.life)-200 {
+			return a.engine.Resend(uint64(again))
+		}
+	}
+	return nil
+}
+
+// flap cuts the connection to an engine for a while.
+func (s *script) flap() error {
+	a := s.actors[s.rng.IntN(len(s.actors))]
+	s.note("cut %s/%d", a.worker.Instance, a.worker.Rank)
+	if !a.replays() {
+		if err := s.settle(a); err != nil {
+			return err
+		}
+	}
+	a.engine.Stop()
+	if a.replays() {
+		for range s.rng.IntN(4) {
+			if err := a.publish(mock.Lost); err != nil {
+				return err
+			}
+		}
+	}
+	return a.engine.Start()
+}
+
+func (s *script) restartEngine() error {
+	a := s.actors[s.rng.IntN(len(s.actors))]
+	s.note("restart %s/%d", a.worker.Instance, a.worker.Rank)
+	if err := a.restart(); err != nil {
+		return err
+	}
+	if !a.replays() { // it is told by the first number that it uses again
+		if s.mesh.edge == nil {
+			if err := s.startBridge(); err != nil {
+				return err
+			}
+		}
+		if err := a.connected(1); err != nil {
+			return err
+		}
+	}
+	for range 1 + s.rng.IntN(3) {
+		if err := a.publish(mock.Sent); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *script) startBridge() error {
+	s.mortal = s.rng.IntN(2) == 0
+	return s.mesh.startBridge(func(c *bridge.Config) {
+		c.OnGap = s.onGap
+		if s.rng.IntN(2) == 0 {
+			c.CheckpointBytes = 2000
+		}
+		if s.mortal {
+			c.StopTimeout = 200 * time.Millisecond
+		}
+	})
+}
+
+// stopBridge stops the bridge, or kills it.
+func (s *script) stopBridge() error {
+	if s.mesh.edge == nil {
+		return nil
+	}
+	for _, a := range s.actors {
+		if !a.replays() {
+			if err := s.settle(a); err != nil {
+				return err
+			}
+		}
+	}
+	if s.mortal {
+		s.mesh.crashBridge()
+	} else {
+		s.mesh.stopBridge()
+	}
+	for _, a := range s.actors {
+		if !eventually(func() bool { return a.engine.Subscribers() == 0 }) {
+			return errors.New("a bridge that ended is still connected")
+		}
+	}
+	return nil
+}
+
+func (s *script) restartBridge() error {
+	s.note("stop the bridge, mortal=%v", s.mortal)
+	if err := s.stopBridge(); err != nil {
+		return err
+	}
+	if err := s.burst(s.rng.IntN(5)); err != nil {
+		return err
+	}
+	if s.rng.IntN(3) == 0 {
+		return nil // another step starts it
+	}
+	s.note("start the bridge")
+	return s.startBridge()
+}
+
+func (s *script) startIndexer() error {
+	return s.mesh.startIndexer(func(c *indexer.Config) {
+		if s.rng.IntN(2) == 0 {
+			c.MinLog = 20000
+		}
+	})
+}
+
+func (s *script) restartIndexer() error {
+	s.note("restart the indexer")
+	s.mesh.stopIndexer()
+	if err := s.burst(s.rng.IntN(5)); err != nil {
+		return err
+	}
+	if s.mesh.index != nil {
+		return nil // a batch of the burst had to be waited for
+	}
+	return s.startIndexer()
+}
+
+func (s *script) restartNATS() error {
+	s.note("restart NATS")
+	s.mesh.nats.stop()
+	defer func() {
+		eventually(s.mesh.admin.nc.IsConnected)
+	}()
+	for range s.rng.IntN(6) {
+		a := s.actors[s.rng.IntN(len(s.actors))]
+		if a.replays() || s.mesh.edge != nil && a.engine.Subscribers() > 0 {
+			if err := a.publish(mock.Sent); err != nil {
+				return err
+			}
+		}
+	}
+	return s.mesh.nats.start()
+}
+
+func (s *script) askCheckpoint() error {
+	a := s.actors[s.rng.IntN(len(s.actors))]
+	s.note("ask %s/%d for a checkpoint", a.worker.Instance, a.worker.Rank)
+	var err error
+	eventually(func() bool { // the connection may be on its way back
+		err = s.mesh.admin.nc.Publish(event.CheckpointSubject(a.worker.Key()), nil)
+		return err == nil
+	})
+	return err
+}
+
+// reregister takes a worker out of the catalog for a while.
+func (s *script) reregister() error {
+	if s.mortal { // it may not have the time to retire a worker
+		if err := s.restartBridge(); err != nil {
+			return err
+		}
+	}
+	if s.mortal {
+		return nil
+	}
+	a := s.actors[s.rng.IntN(len(s.actors))]
+	s.note("unregister %s/%d", a.worker.Instance, a.worker.Rank)
+	if err := s.settle(s.actors...); err != nil {
+		return err
+	}
+	if err := a.connected(1); err != nil {
+		return err
+	}
+	if err := s.mesh.unregister(a.worker.Source); err != nil {
+		return err
+	}
+	mine := func(i indexer.SourceInfo) bool {
+		return i.Source.Instance == a.worker.Instance && slices.Contains(a.labels, i.Source.Rank)
+	}
+	if !eventually(func() bool {
+		sources, _ := s.mesh.index.Sources()
+		return !slices.ContainsFunc(sources, mine) && a.engine.Subscribers() == 0
+	}) {
+		sources, _ := s.mesh.index.Sources()
+		return fmt.Errorf("a worker that was unregistered is not retired: %+v", sources)
+	}
+	others := slices.DeleteFunc(slices.Clone(s.actors), func(b *actor) bool { return b == a })
+	for _, rank := range a.labels {
+		s.truth.Drop(a.worker.Instance, rank)
+	}
+	if len(others) > 0 && s.rng.IntN(2) == 0 {
+		if err := s.compare(); err != nil {
+			return err
+		}
+	}
+	s.note("register %s/%d", a.worker.Instance, a.worker.Rank)
+	a.recount()
+	return s.mesh.register(a.worker)
+}
+
+// purge empties the log. A bridge that is up writes what it knows again; one that
+// is not has to ask the engines.
+func (s *script) purge() error {
+	up := s.mesh.edge != nil
+	s.note("purge the log, bridge up=%v", up)
+	if up {
+		if err := s.settle(s.actors...); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	stream, err := s.mesh.stream(ctx)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	last := stream.CachedInfo().State.LastSeq
+	if err := stream.Purge(ctx); err != nil {
+		return err
+	}
+	if !up {
+		for _, a := range s.actors {
+			a.recount()
+		}
+		return nil
+	}
+	if s.rng.IntN(2) == 0 {
+		if err := s.restartIndexer(); err != nil {
+			return err
+		}
+	}
+	for _, a := range s.actors {
+		for _, rank := range a.labels {
+			source := a.worker.Source
+			source.Rank = rank
+			if rank != a.worker.Rank && digests(s.truth.Source(source.Instance, rank, a.profile)) == (event.Digests{}) {
+				continue // it may never have been named
+			}
+			if !eventually(func() bool { _, seq := s.mesh.heard.of(source); return seq > last }) {
+				return fmt.Errorf("%s/%d is not in the log again after a purge", source.Instance, rank)
+			}
+		}
+	}
+	return nil
+}
+
+// settle waits until what engines have published is in the index.
+func (s *script) settle(actors ...*actor) error {
+	if s.mesh.index == nil {
+		if err := s.startIndexer(); err != nil {
+			return err
+		}
+	}
+	if s.mesh.edge == nil {
+		if err := s.startBridge(); err != nil {
+			return err
+		}
+	}
+	for _, a := range actors {
+		if !eventually(func() bool {
+			h, _ := s.mesh.heard.of(a.worker.Source)
+			return a.target == nil || h.Batches && h.Fingerprint == *a.target
+		}) {
+			h, seq := s.mesh.heard.of(a.worker.Source)
+			return fmt.Errorf("%s/%d: batch %d (%x) has not arrived; the last header, at %d, is %+v", a.worker.Instance, a.worker.Rank,
+				len(a.life)-1, *a.target, seq, h)
+		}
+	}
+	return nil
+}
+
+// check settles, and compares.
+func (s *script) check() error {
+	s.note("check")
+	if err := s.settle(s.actors...); err != nil {
+		return err
+	}
+	return s.compare()
+}
+
+// compare compares the index with the model.
+func (s *script) compare() error {
+	x := s.mesh.index
+	if !eventually(func() bool { return x.Ready() == nil && len(x.Workers()) == len(s.mesh.workers) }) {
+		return fmt.Errorf("the indexer is not ready: %v, %d of %d workers", x.Ready(), len(x.Workers()), len(s.mesh.workers))
+	}
+	if len(s.mesh.workers) == 0 {
+		return nil
+	}
+	have := map[event.Source]indexer.SourceInfo{}
+	sources, seq := x.Sources()
+	for _, info := range sources {
+		have[info.Source] = info
+	}
+	for _, a := range s.actors {
+		if _, ok := s.mesh.workers[a.worker.Source]; !ok {
+			continue
+		}
+		for _, rank := range a.labels {
+			source := a.worker.Source
+			source.Rank = rank
+			if got, want := have[source].Digests, digests(s.truth.Source(source.Instance, rank, a.profile)); got != want {
+				return fmt.Errorf("%s/%d (%s, profile %q) at log seq %d: digests %v, want %v", source.Instance, rank, a.dialect, a.profile, seq, got, want)
+			}
+			if have[source].Diverged {
+				return fmt.Errorf("%s/%d: diverged", source.Instance, rank)
+			}
+		}
+		whole := !slices.ContainsFunc(a.life, func(d delivery) bool { return !d.seen || d.broken })
+		if info := have[a.worker.Source]; whole && info.Gaps > 0 {
+			return fmt.Errorf("%s/%d: %d gaps, %d batches lost, although all could be had", a.worker.Instance, a.worker.Rank, info.Gaps, info.Lost)
+		}
+	}
+	state := s.truth.State()
+	for i, p := range s.prompts {
+		want := state.Answer(p.Locals)
+		a, err := match(x, s.model, p.Locals)
+		if err != nil {
+			return err
+		}
+		if got := rows(&a); !reflect.DeepEqual(got, want) {
+			return fmt.Errorf("prompt %d at log seq %d: answer %v, want %v", i, a.LogSeq, got, want)
+		}
+		if !p.Pairs && s.rng.IntN(5) == 0 {
+			if err := s.ask(p, want); err != nil {
+				return fmt.Errorf("prompt %d: %w", i, err)
+			}
+		}
+	}
+	return nil
+}
+
+// ask asks over HTTP.
+func (s *script) ask(p model.Prompt, want map[string]model.Row) error {
+	body, err := json.Marshal(map[string]any{"model_name": s.model.Model, "token_ids": p.Tokens, "lora_name": p.LoRA, "cache_salt": p.Salt,
+		"min_log_seq": s.mesh.index.Position()})
+	if err != nil {
+		return err
+	}
+	resp, err := http.Post(s.mesh.web.URL+"/query", "application/json", bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("status %d, %s, %w", resp.StatusCode, data, err)
+	}
+	got, err := parseAnswer(data)
+	if err != nil {
+		return err
+	}
+	if !reflect.DeepEqual(got, want) {
+		return fmt.Errorf("answer over HTTP %s, want %v", data, want)
+	}
+	return nil
+}
+
+// parseAnswer reads the body of an answer to a query.
+func parseAnswer(data []byte) (map[string]model.Row, error) {
+	var reply struct {
+		Instances map[string]struct {
+			LongestMatched int            `json:"longest_matched"`
+			GPU            int            `json:"gpu"`
+			CPU            int            `json:"cpu"`
+			Disk           int            `json:"disk"`
+			DP             map[uint32]int `json:"dp"`
+		} `json:"instances"`
+	}
+	if err := json.Unmarshal(data, &reply); err != nil {
+		return nil, err
+	}
+	out := map[string]model.Row{}
+	for name, r := range reply.Instances {
+		out[name] = model.Row{GPU: r.GPU, CPU: r.CPU, Disk: r.Disk, Longest: r.LongestMatched, DP: r.DP}
+	}
+	return out, nil
+}
+
+// match asks an indexer.
+func match(x *indexer.Indexer, p event.Partition, locals []uint64) (indexer.Answer, error) {
+	return x.Match(new(indexer.Query), p, locals)
+}
+
+// rows returns an answer as the model gives it.
+func rows(a *indexer.Answer) map[string]model.Row {
+	out := map[string]model.Row{}
+	for _, h := range a.Holdings {
+		tokens := func(t event.Tier) int { return int(h.Ends[t] * a.BlockSize) }
+		row, ok := out[h.Instance]
+		if !ok {
+			row.DP = map[uint32]int{}
+		}
+		row.GPU, row.CPU = max(row.GPU, tokens(event.Device)), max(row.CPU, tokens(event.Host))
+		row.Disk, row.Longest = max(row.Disk, tokens(event.External)), max(row.Longest, tokens(event.External))
+		if tokens(event.Device) > 0 {
+			row.DP[h.Rank] = tokens(event.Device)
+		}
+		out[h.Instance] = row
+	}
+	return out
+}
+
+// digests returns what a source holds, as records and indexers sum it up.
+func digests(s *model.Source) event.Digests {
+	var out event.Digests
+	sums := s.Digest(func(seq uint64, t model.Tier, owner string) uint64 {
+		return event.Mix(seq, event.Salt(event.Tier(t), owner))
+	})
+	for t, d := range maps.All(sums) {
+		out[t] = event.Digest{Count: d.Count, Sum: d.Sum}
+	}
+	return out
+}
+
+// lastLines keeps the end of a log.
+type lastLines struct {
+	mu  sync.Mutex
+	buf []byte
+}
+
+func (l *lastLines) Write(p []byte) (int, error) {
+	const most = 64 << 10
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.buf = append(l.buf, p...); len(l.buf) > 2*most {
+		l.buf = append(l.buf[:0], l.buf[len(l.buf)-most:]...)
+	}
+	return len(p), nil
+}
+
+func (l *lastLines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return string(l.buf)
+}
