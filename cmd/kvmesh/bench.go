@@ -21,7 +21,15 @@ func benchCommand() *cobra.Command {
 		Use:   "bench",
 		Short: "Measure: every figure is counted to completion and checked against a model",
 	}
-	cmd.AddCommand(benchPipelineCommand(), benchFleetCommand(), benchNATSCommand(), benchDialCommand(), benchQueryCommand())
+	cmd.AddCommand(
+		benchDialCommand(),
+		benchFleetCommand(),
+		benchIndexCommand(),
+		benchNATSCommand(),
+		benchPipelineCommand(),
+		benchQueryCommand(),
+		benchTraceCommand(),
+	)
 	return cmd
 }
 

@@ -134,8 +134,8 @@ func (x *Index) pageAt(id uint32, version uint64) (p *page, ok bool) {
 func (q *Query) begin(p *page, at, n int) (more bool) {
 	shown := q.roster.shown
 	q.matches = slices.Grow(q.matches, min(len(p.spans), len(q.roster.sources)))
-	matches := q.matches
-	i := 0
+	matches := q.matches[:cap(q.matches)]
+	i, k := 0, 0
 	for ; i < len(p.spans); i++ { // the device's come first, one a holder at most here
 		s := p.spans[i]
 		if s>>tierShift != 0 {
@@ -149,10 +149,14 @@ func (q *Query) begin(p *page, at, n int) (more bool) {
 			continue
 		}
 		end := uint32(min(s.last()+1-at, n))
-		q.index[h] = uint32(len(matches))
-		matches = append(matches, Match{h, [event.Tiers]uint32{end, end, end, end}})
+		q.index[h] = uint32(k)
+		m := &matches[k] // field by field: a literal is made elsewhere and copied
+		m.Holder = h
+		m.Ends[0], m.Ends[1], m.Ends[2], m.Ends[3] = end, end, end, end
+		k++
 		more = more || int(end) == n
 	}
+	matches = matches[:k]
 	q.matches = matches
 	for _, s := range p.spans[i:] {
 		h := s.holder()
