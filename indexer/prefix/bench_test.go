@@ -113,3 +113,23 @@ func BenchmarkStoreRemoveUnique(b *testing.B) {
 	})
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/blocks.Length, "ns/block")
 }
+
+func BenchmarkFillUnique(b *testing.B) {
+	load := blocks.NewLoad(1)
+	loop(b, func(int) {
+		x := prefix.New()
+		var holders []prefix.Holder
+		x.Update(1, func(w prefix.Writer) {
+			for range blocks.Workers {
+				holders = append(holders, w.Add(&event.Source{}))
+			}
+		})
+		load.Each(func(worker int, p *blocks.Prompt, from, end int) {
+			x.Update(1, func(w prefix.Writer) {
+				run := p.Run(from, end)
+				w.Store(holders[worker], event.Device, 0, &run)
+			})
+		})
+	})
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/(blocks.Workers*blocks.PerWorker*blocks.Length), "ns/block")
+}

@@ -43,6 +43,8 @@ type Index struct {
 	leaving []Holder          // dropped, but still in pages
 	retired []retired         // pages that were moved away
 	unheld  int               // blocks in pages that nobody holds, as far as they were swept
+	seqs    []uint64          // scratch of ahead
+	warmed  uint64            // of no meaning; it keeps warm's loads from being left out
 	mask    uint64            // of sequence hashes; all ones but in tests
 }
 
@@ -236,22 +238,44 @@ func (s *storing) unknown(seq uint64) {
 	left = min(left, pageSize-len(p.seqs))
 	first := len(p.seqs)
 	p.grow(left)
-	for {
+	seqs := x.ahead(seq, run.Locals[s.i+1:s.i+left])
+	for n := 1; ; n++ {
 		x.table.insert(seq, placeOf(id, len(p.seqs)))
 		p.locals = append(p.locals, run.Locals[s.i])
 		p.seqs = append(p.seqs, seq)
 		s.prev = seq
 		s.i++
-		if left--; left == 0 {
+		if n == left {
 			break
 		}
-		seq = x.next(seq, run.Locals[s.i])
+		seq = seqs[n]
 		if known, _ := x.find(seq); known != 0 {
 			break
 		}
 	}
 	s.place = placeOf(id, len(p.seqs)-1)
 	s.cover(id, p, first, len(p.seqs)-1)
+}
+
+// ahead returns the sequence hash of a block and of those that follow it, given
+// by their local hashes, and warms them.
+func (x *Index) ahead(seq uint64, locals []uint64) []uint64 {
+	seqs := append(x.seqs[:0], seq)
+	for _, l := range locals {
+		seq = x.next(seq, l)
+		seqs = append(seqs, seq)
+	}
+	x.seqs = seqs
+	x.warm(seqs)
+	return seqs
+}
+
+// warm has the processor fetch where blocks are or would be in the table, all at
+// once. One after the other, changing them would mostly be waiting for memory.
+func (x *Index) warm(seqs []uint64) {
+	for _, seq := range seqs {
+		x.warmed ^= x.table.marks(seq)
+	}
 }
 
 // cover makes the holder have the blocks of a page from one position up to and

@@ -114,6 +114,7 @@ func (x *Index) reclaim(id uint32, p *page) (cost int) {
 		return len(p.spans) / 8
 	}
 	x.swept.Store(x.version)
+	x.warm(p.seqs)
 	at := 0
 	for _, k := range append(kept, extent{len(p.seqs), len(p.seqs)}) {
 		for ; at < k.from; at++ {

@@ -88,6 +88,16 @@ func (t *part) next(b int) int {
 	return 0
 }
 
+// marks returns the marks of the bucket that an entry would be in first.
+func (t *table) marks(seq uint64) uint64 {
+	k := keyOf(seq)
+	at := t.parts[k.part].Load()
+	if at == nil {
+		return 0
+	}
+	return at.buckets[at.home(k.tag)].marks
+}
+
 const wentOn = 56 // shift of the count in bucket.marks
 
 // insert adds an entry.
@@ -132,11 +142,28 @@ func (t *part) resized(buckets int) *part {
 		at := &t.buckets[b]
 		for i, entry := range at.slot {
 			if mark := uint8(at.marks >> (8 * i)); mark != 0 {
-				to.insert(mark, entry)
+				to.put(mark, entry)
 			}
 		}
 	}
 	return to
+}
+
+// put is insert for a part that nobody reads yet.
+func (t *part) put(mark uint8, entry uint64) {
+	for b := t.home(tagOf(entry)); ; b = t.next(b) {
+		at := &t.buckets[b]
+		if f := free(at.marks); f != 0 {
+			i := bits.TrailingZeros64(f) / 8
+			at.slot[i] = entry
+			at.marks |= uint64(mark) << (8 * i)
+			t.len++
+			return
+		}
+		if at.marks>>wentOn < 255 {
+			at.marks += 1 << wentOn
+		}
+	}
 }
 
 // change finds the entry of a place, which must be there, and puts another in
