@@ -27,12 +27,13 @@ type described struct {
 	t        *testing.T
 	url      string
 	token    string
+	media    string // of requests
 	schemas  schemas
 	statuses map[string]bool // "POST /query 200"
 }
 
 func newDescribed(t *testing.T, url string) *described {
-	d := &described{t: t, url: url, token: apiToken, schemas: schemas{seen: map[string]bool{}}, statuses: map[string]bool{}}
+	d := &described{t: t, url: url, token: apiToken, media: "application/json", schemas: schemas{seen: map[string]bool{}}, statuses: map[string]bool{}}
 	decoder := json.NewDecoder(bytes.NewReader(openapi.Document()))
 	decoder.UseNumber()
 	if err := decoder.Decode(&d.schemas.doc); err != nil {
@@ -75,7 +76,7 @@ func (d *described) call(method, path string, body any, want int) any {
 		d.t.Fatal(err)
 	}
 	req.Header.Set("Authorization", "Bearer "+d.token)
-	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Content-Type", d.media)
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		d.t.Fatal(err)
@@ -232,6 +233,13 @@ func (d *described) queries() {
 		}
 	}
 	d.call("POST", "/query_by_hash", `{"model":"m","block_hashes":[]}`, 200)
+	for path, prompt := range map[string]string{"/query": `"token_ids":[1,2,3,4]`, "/query_by_hash": `"block_hashes":[` + local + `]`} {
+		a := d.call("POST", path, `{"model_name":"m","queries":[{`+prompt+`,"top":1},{`+prompt+`,"model_name":"nobody's"}]}`, 200)
+		answers, _ := at(a, "answers").([]any)
+		if len(answers) != 2 || at(answers[0], "instances", "w0", "gpu") != json.Number("4") || at(answers[1], "code") != "unknown_partition" {
+			d.t.Errorf("%s of two prompts: %v", path, a)
+		}
+	}
 }
 
 func (d *described) reads() {
@@ -258,6 +266,10 @@ func (d *described) refusals() {
 			d.call("POST", path, unknown, 404)
 		}
 	}
+	d.media = "text/html"
+	d.call("POST", "/query", "{}", 415)
+	d.call("POST", "/query_by_hash", "{}", 415)
+	d.media = "application/json"
 	d.call("POST", "/register", map[string]any{"instance_id": "w0", "endpoint": "tcp://127.0.0.1:1", "model_name": "m", "block_size": 4}, 409)
 	d.call("POST", "/register", map[string]any{"instance_id": "w9", "endpoint": "nowhere", "model_name": "m", "block_size": 4}, 400)
 	d.token = "wrong"

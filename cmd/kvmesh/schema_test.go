@@ -135,6 +135,10 @@ func (s *schemas) described(schema map[string]any, where string, into map[string
 		into[where+"."+name] = true
 		s.described(p.(map[string]any), where+"."+name, into)
 	}
+	options, _ := schema["anyOf"].([]any)
+	for _, o := range options {
+		s.described(o.(map[string]any), where, into)
+	}
 	if items, ok := schema["items"].(map[string]any); ok {
 		s.described(items, where+"[]", into)
 	}

@@ -2,10 +2,12 @@ package api
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"time"
 
+	"github.com/kvmesh/kvmesh/indexer"
 	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/indexer/hash"
 )
@@ -111,6 +113,10 @@ func (s *Server) answerPrompt(ctx context.Context, deadline time.Time, w *work, 
 	return nil
 }
 
+// unknown names the partition in an error that says that it is unknown.
 func unknown(p event.Partition, err error) error {
-	return fmt.Errorf("no workers for model=%s routing_group=%s: %w", p.Model, p.Group, err)
+	if errors.Is(err, indexer.ErrUnknownPartition) {
+		return fmt.Errorf("no workers for model=%s routing_group=%s: %w", p.Model, p.Group, err)
+	}
+	return err
 }

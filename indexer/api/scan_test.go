@@ -253,7 +253,7 @@ func TestScannerOnMutations(t *testing.T) {
 	}
 	pieces := []string{`"`, `\`, `,`, `:`, `[`, `]`, `{`, `}`, ` `, "\n", `0`, `-`, `.`, `e`, `12345678`, `null`, `"top":1,`, `"token_ids":[5],`, `"model_name":"z",`, `"queries":[{}],`, `\u00e9`, "\xff", "\x00"}
 	w := &work{}
-	n := 150_000
+	n := 40_000
 	if testing.Short() {
 		n = 5_000
 	}

@@ -191,7 +191,11 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, status int, code string, err error) {
 	if status >= 500 {
-		s.log.Warn("request failed", "method", r.Method, "path", r.URL.Path, "status", status, "error", err)
+		level := slog.LevelWarn
+		if code == "not_ready" || code == "behind" {
+			level = slog.LevelDebug // every query may be; /ready and the metrics tell
+		}
+		s.log.Log(r.Context(), level, "request failed", "method", r.Method, "path", r.URL.Path, "status", status, "error", err)
 	}
 	s.send(w, status, append(appendFailure(nil, err, code), '\n'))
 }
