@@ -86,6 +86,15 @@ func (a *actor) deliver(d mock.Delivery, events ...model.Event) uint64 {
 	return a.raw(payload, d, events...)
 }
 
+// publishLocked is deliver beside replay sockets of the test's own, which read
+// what was published.
+func (a *actor) publishLocked(d mock.Delivery, events ...model.Event) uint64 {
+	a.r.t.Helper()
+	a.r.mu.Lock()
+	defer a.r.mu.Unlock()
+	return a.deliver(d, events...)
+}
+
 // raw publishes a payload that means the given events.
 func (a *actor) raw(payload []byte, d mock.Delivery, events ...model.Event) uint64 {
 	l := &a.lives[len(a.lives)-1]
