@@ -147,7 +147,7 @@ func queryCommand() *cobra.Command {
 func registerCommand() *cobra.Command {
 	f := &workerFlags{}
 	cmd := newClientCommand("register", "Register workers", func(c *client, cmd *cobra.Command, _ []string) error {
-		workers, err := f.parse()
+		workers, err := f.parse(cmd.Flags())
 		if err != nil {
 			return err
 		}

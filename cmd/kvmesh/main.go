@@ -38,7 +38,7 @@ environment, and that over the file.`,
 		SilenceUsage:  true,
 		Version:       version(),
 	}
-	cmd.AddCommand(serveCommand(), bridgeCommand(), indexerCommand(), mockCommand(), benchCommand(), healthCommand())
+	cmd.AddCommand(serveCommand(), bridgeCommand(), indexerCommand(), mockCommand(), benchCommand(), healthCommand(), checkCommand())
 	cmd.AddCommand(clientCommands()...)
 	return cmd
 }

@@ -142,17 +142,17 @@ func (n *node) run(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
-	if err := n.complete(); err != nil {
+	if err := n.complete(cmd.Flags()); err != nil {
 		return err
 	}
-	workers, err := n.workers.parse()
+	workers, err := n.workers.parse(cmd.Flags())
 	if err != nil {
 		return err
 	}
 	var listener net.Listener
 	if n.http.addr != "" {
 		if listener, err = net.Listen("tcp", n.http.addr); err != nil {
-			return fmt.Errorf("--http: %w", err)
+			return located(cmd.Flags(), "http", n.http.addr, fmt.Errorf("--http: %w", err))
 		}
 		defer listener.Close()
 	}
@@ -164,7 +164,7 @@ func (n *node) run(cmd *cobra.Command, _ []string) error {
 	var embedded *server.Server
 	if n.nats.url == "" {
 		if embedded, err = n.nats.embed(n.dataDir, log); err != nil {
-			return err
+			return located(cmd.Flags(), "nats-listen", n.nats.listen, err)
 		}
 		defer func() {
 			embedded.Shutdown()
@@ -180,7 +180,7 @@ func (n *node) run(cmd *cobra.Command, _ []string) error {
 }
 
 // complete works out the settings that depend on others.
-func (n *node) complete() error {
+func (n *node) complete(flags *pflag.FlagSet) error {
 	if n.id == "" {
 		host, err := os.Hostname()
 		if err != nil {
@@ -192,13 +192,13 @@ func (n *node) complete() error {
 	for _, m := range n.media {
 		name, tier, ok := strings.Cut(m, "=")
 		if !ok {
-			return fmt.Errorf("--medium is %q: want name=tier", m)
+			return located(flags, "medium", m, fmt.Errorf("--medium is %q: want name=tier", m))
 		}
 		overrides[name] = tier
 	}
 	media, err := engine.NewMedia(overrides)
 	if err != nil {
-		return fmt.Errorf("--medium: %w", err)
+		return located(flags, "medium", "", fmt.Errorf("--medium: %w", err))
 	}
 	n.bridge.ID, n.bridge.Media, n.bridge.OnGap = n.id, media, bridge.GapPolicy(n.onGap)
 	n.bridge.ZMTP.MaxMessage = max(n.bridge.ZMTP.MaxMessage, n.bridge.ZMTP.MaxFrame)

@@ -32,13 +32,14 @@ func (f *workerFlags) add(flags *pflag.FlagSet) {
 	flags.Uint32Var(&f.blockSize, "block-size", 16, "block size of the workers given by --worker, in tokens")
 }
 
-// parse returns the workers that the flags name.
-func (f *workerFlags) parse() ([]event.Worker, error) {
+// parse returns the workers that the flags name. Errors say where in flags they
+// were given.
+func (f *workerFlags) parse(flags *pflag.FlagSet) ([]event.Worker, error) {
 	var out []event.Worker
 	for _, text := range f.workers {
 		w, err := f.worker(text)
 		if err != nil {
-			return nil, fmt.Errorf("--worker %q: %w", text, err)
+			return nil, located(flags, "worker", text, fmt.Errorf("--worker %q: %w", text, err))
 		}
 		out = append(out, w)
 	}
