@@ -10,7 +10,7 @@ NATS_IMAGE   ?= nats:$(patsubst v%,%,$(shell go list -m -f '{{.Version}}' $(NATS
 KVMESH_IMAGE ?= kvmesh:latest
 
 image  := dist/image
-static := CGO_ENABLED=0 GOOS=linux GOARCH=$(ARCH) go build -trimpath -ldflags='-s -w'
+static := CGO_ENABLED=0 GOOS=linux GOARCH=$(ARCH) go build -buildvcs=auto -trimpath -ldflags='-s -w'
 
 .PHONY: kvmesh binaries images check release clean
 

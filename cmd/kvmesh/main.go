@@ -38,7 +38,8 @@ environment, and that over the file.`,
 		SilenceUsage:  true,
 		Version:       version(),
 	}
-	cmd.AddCommand(serveCommand(), bridgeCommand(), indexerCommand(), mockCommand(), benchCommand(), healthCommand(), checkCommand())
+	cmd.AddCommand(serveCommand(), bridgeCommand(), indexerCommand(), mockCommand(), benchCommand(), healthCommand(), checkCommand(), versionCommand(), docsCommand())
 	cmd.AddCommand(clientCommands()...)
+	completeValues(cmd)
 	return cmd
 }

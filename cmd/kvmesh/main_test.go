@@ -149,7 +149,7 @@ func mustContain(t *testing.T, text string, parts ...string) {
 	t.Helper()
 	for _, p := range parts {
 		if !strings.Contains(text, p) {
-			t.Errorf("%q is not in\n%s", p, text)
+			t.Errorf("%q is not in\n%.2000s", p, text)
 		}
 	}
 }

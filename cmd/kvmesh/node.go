@@ -164,7 +164,7 @@ func (n *node) run(cmd *cobra.Command, _ []string) error {
 	var embedded *server.Server
 	if n.nats.url == "" {
 		if embedded, err = n.nats.embed(n.dataDir, log); err != nil {
-			return located(cmd.Flags(), "nats-listen", n.nats.listen, err)
+			return err
 		}
 		defer func() {
 			embedded.Shutdown()

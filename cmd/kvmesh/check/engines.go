@@ -119,7 +119,7 @@ func dialFix(err error, what string) string {
 	case errors.Is(err, zmtp.ErrMechanism):
 		return "kvmesh speaks ZMQ without CURVE or PLAIN: keep engines and bridges on a private network instead"
 	case errors.Is(err, zmtp.ErrHandshakeTimeout), errors.Is(err, context.DeadlineExceeded):
-		return "a firewall may drop the packets, or something else than ZMQ listens there"
+		return "a firewall may drop the packets, or something else than ZMQ listens there, such as the engine's HTTP port"
 	}
 	return ""
 }
