@@ -94,6 +94,11 @@ func newWorld(t *testing.T, o options) *world {
 	}
 	tasks.Go(func() { w.index.Run(ctx) })
 	w.serve(o, catalog)
+	// A NATS server that ends while a stream is being made leaves its store open.
+	w.until("a stream", func() bool {
+		_, err := w.js.Stream(ctx, indexer.Default().Stream)
+		return err == nil
+	})
 	if !o.unread {
 		w.until("ready", func() bool { return w.index.Ready() == nil })
 	}
