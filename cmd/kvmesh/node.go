@@ -47,6 +47,7 @@ type node struct {
 	onGap    string
 	media    []string
 	index    indexer.Config
+	choose   selectionFlags
 	withEdge bool // runs a bridge
 	withRead bool // runs an indexer
 }
@@ -115,6 +116,7 @@ func (n *node) addFlags(flags *pflag.FlagSet) {
 		x := &n.index
 		flags.DurationVar(&x.Grace, "grace", x.Grace, "how long the blocks of a worker that is not registered are kept")
 		flags.BoolVar(&x.Compact, "compact", x.Compact, "keep the log small")
+		n.choose.add(flags)
 		n.http.add(flags, "127.0.0.1:8090")
 	} else {
 		n.http.add(flags, "")
@@ -203,6 +205,11 @@ func (n *node) complete(flags *pflag.FlagSet) error {
 	n.bridge.ID, n.bridge.Media, n.bridge.OnGap = n.id, media, bridge.GapPolicy(n.onGap)
 	n.bridge.ZMTP.MaxMessage = max(n.bridge.ZMTP.MaxMessage, n.bridge.ZMTP.MaxFrame)
 	n.bridge.Replicas, n.index.Replicas = n.nats.replicas, n.nats.replicas
+	if n.withRead {
+		if err := n.choose.validate(); err != nil {
+			return err
+		}
+	}
 	if !n.withEdge {
 		return nil
 	}
@@ -226,6 +233,7 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 	defer meter.Shutdown(context.WithoutCancel(ctx))
 
 	var observers []replica.Observer
+	var choose *chooser
 	edge, index := (*bridge.Bridge)(nil), (*indexer.Indexer)(nil)
 	if n.withEdge {
 		if edge, err = bridge.New(nc, js, n.bridge, bridge.Options{Logger: log, Meter: meter}); err != nil {
@@ -234,10 +242,11 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 		observers = append(observers, edgeObserver{edge})
 	}
 	if n.withRead {
-		if index, err = indexer.New(nc, js, n.index, indexer.Options{Logger: log, Meter: meter}); err != nil {
+		index, choose, err = n.reader(nc, js, log, meter)
+		if err != nil {
 			return err
 		}
-		observers = append(observers, index)
+		observers = append(observers, index, choose.selector)
 	}
 	where := replica.DefaultCatalog()
 	where.Replicas = n.nats.replicas
@@ -262,8 +271,11 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 	}
 	if index != nil {
 		start(&rest, late, index.Run)
+		choose.describe(js, catalog, n.nats.replicas, log)
+		start(&rest, late, choose.load.Run)
+		start(&rest, late, choose.roster.Run)
 	}
-	web, err := n.web(log, nc, index, catalog, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	web, err := n.web(log, nc, index, choose, catalog, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	if err != nil {
 		return err
 	}
@@ -290,9 +302,19 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 	return err
 }
 
+// reader returns what reads the log and answers by it.
+func (n *node) reader(nc *nats.Conn, js jetstream.JetStream, log *slog.Logger, meter *metric.MeterProvider) (*indexer.Indexer, *chooser, error) {
+	index, err := indexer.New(nc, js, n.index, indexer.Options{Logger: log, Meter: meter})
+	if err != nil {
+		return nil, nil, err
+	}
+	choose, err := n.choose.new(nc, js, index, n.nats.replicas, log, meter)
+	return index, choose, err
+}
+
 // web returns the HTTP server. A process without an index has metrics and health
 // only.
-func (n *node) web(log *slog.Logger, nc *nats.Conn, index *indexer.Indexer, catalog *replica.Catalog, metrics http.Handler) (*http.Server, error) {
+func (n *node) web(log *slog.Logger, nc *nats.Conn, index *indexer.Indexer, choose *chooser, catalog *replica.Catalog, metrics http.Handler) (*http.Server, error) {
 	if index == nil {
 		mux := http.NewServeMux()
 		mux.Handle("GET /metrics", metrics)
@@ -309,8 +331,12 @@ func (n *node) web(log *slog.Logger, nc *nats.Conn, index *indexer.Indexer, cata
 	if _, err := front.Listen(nc, version()); err != nil {
 		return nil, err
 	}
+	door, err := choose.door(nc, cfg.Token, front, log)
+	if err != nil {
+		return nil, err
+	}
 	server := front.HTTPServer()
-	server.Handler = pages(front)
+	server.Handler = pages(door)
 	return server, nil
 }
 

@@ -44,12 +44,27 @@ func newDescribed(t *testing.T, url string) *described {
 
 // operation returns the description of a route.
 func (d *described) operation(method, path string) map[string]any {
-	path, _, _ = strings.Cut(path, "?")
+	path = d.route(path)
 	op, ok := at(d.schemas.doc, "paths", path, strings.ToLower(method)).(map[string]any)
 	if !ok {
 		d.t.Fatalf("%s %s is not described", method, path)
 	}
 	return op
+}
+
+// route returns the route of a path, which may have an id in it.
+func (d *described) route(path string) string {
+	path, _, _ = strings.Cut(path, "?")
+	paths := d.schemas.doc["paths"].(map[string]any)
+	if paths[path] != nil {
+		return path
+	}
+	for route := range paths {
+		if ok, _ := regexp.MatchString("^"+strings.ReplaceAll(regexp.QuoteMeta(route), `\{id\}`, "[^/]+")+"$", path); ok {
+			return route
+		}
+	}
+	return path
 }
 
 // call makes a request, checks it, if it is to succeed, and the reply against the
@@ -89,7 +104,7 @@ func (d *described) call(method, path string, body any, want int) any {
 	if resp.StatusCode != want {
 		d.t.Fatalf("%s %s %.200s: %s, want %d: %s", method, path, data, resp.Status, want, reply)
 	}
-	route, _, _ := strings.Cut(path, "?")
+	route := d.route(path)
 	d.statuses[fmt.Sprintf("%s %s %d", method, route, want)] = true
 	content, ok := at(op, "responses", fmt.Sprint(want), "content").(map[string]any)
 	if !ok {
@@ -163,6 +178,7 @@ func TestOpenAPIIsTrue(t *testing.T) {
 	d.engine()
 	d.queries()
 	d.reads()
+	d.selections()
 	d.refusals()
 	d.unregister()
 	d.notReady()
@@ -308,6 +324,7 @@ func (d *described) notReady() {
 	d.call("GET", "/dump", nil, 503)
 	d.call("POST", "/register", map[string]any{"instance_id": "w0", "endpoint": "tcp://127.0.0.1:1", "model_name": "m", "block_size": 4}, 503)
 	d.call("POST", "/unregister", map[string]any{"instance_id": "w0", "model_name": "m"}, 503)
+	d.call("POST", "/workers", map[string]any{"worker_id": "s"}, 503)
 }
 
 // complete fails for all that is described and did not occur.

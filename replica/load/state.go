@@ -177,21 +177,8 @@ func (s *Shared) restore(p *peer, seq uint64, chunks [][]byte) error {
 			s.apply(p, &all[i])
 		}
 	}
+	s.forgetEarly(p)
 	y := &p.sync
-	for first, data := range y.early { // what the state has already
-		if first <= p.seq {
-			r := mpack.NewReader(data)
-			r.Array()
-			r.Uint()
-			r.Uint()
-			r.Str()
-			r.Uint()
-			if first+r.Uint()-1 <= p.seq {
-				delete(y.early, first)
-				y.bytes -= len(data)
-			}
-		}
-	}
 	y.behind, y.since = false, time.Time{}
 	if p.dead {
 		s.bury(p, now)
@@ -202,4 +189,27 @@ func (s *Shared) restore(p *peer, seq uint64, chunks [][]byte) error {
 		s.missing(p)
 	}
 	return nil
+}
+
+// forgetEarly drops what came early of a replica and is in its state already.
+func (s *Shared) forgetEarly(p *peer) {
+	y := &p.sync
+	for first, data := range y.early {
+		if _, n := opsOf(data); first+n-1 <= p.seq {
+			delete(y.early, first)
+			y.bytes -= len(data)
+		}
+	}
+}
+
+// opsOf returns a reader at the operations of a message that was taken before,
+// and how many they are.
+func opsOf(data []byte) (r mpack.Reader, n uint64) {
+	r = mpack.NewReader(data)
+	r.Array()
+	r.Uint()
+	r.Uint()
+	r.Str()
+	r.Uint()
+	return r, r.Uint()
 }

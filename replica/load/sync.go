@@ -163,13 +163,8 @@ func (s *Shared) catchUp(p *peer) {
 			delete(y.early, first)
 			y.bytes -= len(data)
 			progress = true
-			r := mpack.NewReader(data)
-			r.Array()
-			r.Uint()
-			r.Uint()
-			r.Str()
-			r.Uint()
-			if err := s.applyOps(p, r, first, r.Uint()); err != nil {
+			r, n := opsOf(data)
+			if err := s.applyOps(p, r, first, n); err != nil {
 				s.metrics.bad.Add(s.metrics.ctx, 1)
 				return // still behind
 			}

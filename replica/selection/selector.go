@@ -118,7 +118,14 @@ func (s *Selector) Unregistered(w event.Source) {
 }
 
 // CatalogRead says that all workers of the catalog have been told of.
-func (s *Selector) CatalogRead() { s.synced.Store(true) }
+func (s *Selector) CatalogRead() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.synced.Store(true)
+	for key := range s.described {
+		s.rebuild(key.Partition)
+	}
+}
 
 // Describe says what a worker is like. Those that are registered and not
 // described can be chosen too, and have no limits or taints.
@@ -153,7 +160,7 @@ func (s *Selector) rebuild(name event.Partition) {
 		p.candidates = append(p.candidates, c)
 	}
 	for key, w := range s.described {
-		if key.Partition == name && !w.Draining && len(w.missing(s.registered[key])) == 0 {
+		if key.Partition == name && !w.Draining && len(w.missing(s.registered[key], s.synced.Load())) == 0 {
 			for _, rank := range w.ranks() {
 				add(w, rank)
 			}
@@ -227,7 +234,7 @@ func (s *Selector) Workers() []Status {
 	defer s.mu.Unlock()
 	var out []Status
 	for key, w := range s.described {
-		st := Status{Worker: *w, Described: true, Lifecycle: Schedulable, Reasons: w.missing(s.registered[key])}
+		st := Status{Worker: *w, Described: true, Lifecycle: Schedulable, Reasons: w.missing(s.registered[key], s.synced.Load())}
 		switch {
 		case len(st.Reasons) > 0:
 			st.Lifecycle = Incomplete
@@ -387,3 +394,18 @@ func (s *Selector) Free(ctx context.Context, id string) error {
 
 // NewID returns a name for a selection that nobody else has.
 func NewID() string { return nuid.Next() }
+
+// registrations returns what the catalog has of an instance.
+func (s *Selector) registrations(instance string) map[event.Source]event.Worker {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := map[event.Source]event.Worker{}
+	for key, ranks := range s.registered {
+		if key.instance == instance {
+			for _, w := range ranks {
+				out[w.Source] = w
+			}
+		}
+	}
+	return out
+}

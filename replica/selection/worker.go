@@ -27,6 +27,9 @@ type Worker struct {
 	// its ROUTER socket.
 	EventEndpoints map[uint32]string
 	ReplayEndpoint string
+	// Engine, Topic and Labels are as in event.Worker.
+	Engine, Topic string
+	Labels        map[string]string
 	// MaxBatchedTokens and TotalBlocks are the engine's limits.
 	MaxBatchedTokens, TotalBlocks uint64
 	StableRoutingID               string
@@ -113,6 +116,7 @@ func (w *Worker) Registrations() []event.Worker {
 			out = append(out, event.Worker{
 				Source:   event.Source{Model: w.Model, Group: w.Group, Instance: w.Instance, Rank: rank},
 				Endpoint: endpoint, ReplayEndpoint: w.ReplayEndpoint, BlockSize: w.BlockSize, IntegerID: w.IntegerID,
+				Engine: w.Engine, Topic: w.Topic, Labels: w.Labels,
 			})
 		}
 	}
@@ -139,8 +143,9 @@ const (
 )
 
 // missing tells what keeps a worker that was described from being chosen.
-// registered has the ranks that are in the catalog by themselves.
-func (w *Worker) missing(registered map[uint32]event.Worker) []string {
+// registered has its ranks that are in the catalog; catalog tells whether there
+// is one.
+func (w *Worker) missing(registered map[uint32]event.Worker, catalog bool) []string {
 	var out []string
 	if w.Endpoint == "" {
 		out = append(out, "endpoint is required")
@@ -152,8 +157,13 @@ func (w *Worker) missing(registered map[uint32]event.Worker) []string {
 		out = append(out, "data_parallel_size must be greater than 0")
 	}
 	for _, rank := range w.ranks() {
-		if _, ok := registered[rank]; !ok && w.EventEndpoints[rank] == "" {
+		_, ok := registered[rank]
+		switch {
+		case ok:
+		case w.EventEndpoints[rank] == "":
 			out = append(out, "kv_events endpoint is required for dp_rank "+strconv.FormatUint(uint64(rank), 10))
+		case catalog && w.BlockSize > 0:
+			out = append(out, "dp_rank "+strconv.FormatUint(uint64(rank), 10)+" is not registered any more")
 		}
 	}
 	return out

@@ -1,0 +1,360 @@
+// Package serve is the front doors of a Selector: HTTP, with the paths and the
+// JSON that clients of Dynamo's selection service know, and a NATS micro service.
+package serve
+
+import (
+	"bytes"
+	"context"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/kvmesh/kvmesh/indexer"
+	"github.com/kvmesh/kvmesh/indexer/event"
+	"github.com/kvmesh/kvmesh/replica/load"
+	"github.com/kvmesh/kvmesh/replica/selection"
+)
+
+// Hinter knows the engine's own names of blocks.
+type Hinter interface {
+	// EngineHashes returns the engine's names of the first blocks of a prompt,
+	// given by its local hashes, that a source holds: from the first block
+	// on, without a hole.
+	EngineHashes(ctx context.Context, s event.Source, locals []uint64) ([]uint64, error)
+}
+
+// Config is how a Server works.
+type Config struct {
+	// Token is what clients have to send as a bearer token; empty: nobody has
+	// to. /ready needs none.
+	Token string
+	// MaxBody is the largest body, in bytes.
+	MaxBody int64
+}
+
+// Default returns the configuration that fits most services.
+func Default() Config { return Config{MaxBody: 8 << 20} }
+
+// Server answers for a Selector. It is an http.Handler.
+type Server struct {
+	cfg      Config
+	selector *selection.Selector
+	roster   *selection.Roster
+	hinter   Hinter
+	index    http.Handler
+	log      *slog.Logger
+	mux      *http.ServeMux
+	arrays   arraysPool
+	json     []string
+}
+
+// New returns a Server. index answers all that is not for a Selector, and what it
+// says at GET /workers and GET /ready is part of the answers there; hinter may be
+// nil.
+func New(cfg Config, s *selection.Selector, roster *selection.Roster, hinter Hinter, index http.Handler, logger *slog.Logger) *Server {
+	if logger == nil {
+		logger = slog.New(slog.DiscardHandler)
+	}
+	x := &Server{cfg: cfg, selector: s, roster: roster, hinter: hinter, index: index, log: logger, mux: http.NewServeMux(), json: []string{"application/json"}}
+	for _, op := range x.operations() {
+		x.handle(op)
+	}
+	x.mux.Handle("GET /workers", x.guard(http.HandlerFunc(x.workers)))
+	x.mux.HandleFunc("GET /ready", x.ready)
+	return x
+}
+
+// call is one request.
+type call struct {
+	ctx   context.Context
+	id    string // in the path
+	body  []byte
+	query func(name string) string
+}
+
+// operation is what can be asked for, over HTTP and over NATS.
+type operation struct {
+	name    string // last token of the NATS subject, but for an id
+	pattern string // method and path; {id} is call.id
+	do      func(c *call) (status int, reply any, err error)
+}
+
+func (x *Server) operations() []operation {
+	return []operation{
+		{"upsert_worker", "POST /workers", x.upsertWorker},
+		{"patch_worker", "PATCH /workers/{id}", x.patchWorker},
+		{"delete_worker", "DELETE /workers/{id}", x.deleteWorker},
+		{"select", "POST /select", x.selectOnly},
+		{"select_and_reserve", "POST /select_and_reserve", x.selectAndReserve},
+		{"reserve", "POST /reservations", x.reserve},
+		{"prefill_complete", "POST /reservations/{id}/prefill_complete", x.prefillComplete},
+		{"output_block", "POST /reservations/{id}/output_block", x.outputBlock},
+		{"free", "DELETE /reservations/{id}", x.free},
+		{"loads", "GET /loads", x.loads},
+		{"potential_loads", "POST /potential_loads", x.potentialLoads},
+		{"overlap_scores", "POST /overlap_scores", x.overlapScores},
+	}
+}
+
+// ServeHTTP implements http.Handler.
+func (x *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if _, pattern := x.mux.Handler(r); pattern != "" {
+		x.mux.ServeHTTP(w, r)
+		return
+	}
+	for _, method := range []string{http.MethodPost, http.MethodGet, http.MethodPatch, http.MethodDelete} {
+		other := *r
+		other.Method = method
+		if _, pattern := x.mux.Handler(&other); pattern != "" && r.URL.Path != "/workers" && r.URL.Path != "/ready" {
+			w.Header().Set("Allow", method)
+			x.fail(w, r, http.StatusMethodNotAllowed, "method", errors.New(r.URL.Path+" takes "+method+", not "+r.Method))
+			return
+		}
+	}
+	x.index.ServeHTTP(w, r)
+}
+
+func (x *Server) handle(op operation) {
+	x.mux.Handle(op.pattern, x.guard(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		a := x.arrays.get()
+		defer x.arrays.put(a)
+		body, err := readBody(a.body[:0], http.MaxBytesReader(w, r.Body, x.cfg.MaxBody), r.ContentLength, x.cfg.MaxBody)
+		a.body = body
+		if err != nil {
+			w.Header().Set("Connection", "close") // what is not read would be taken for the next request
+			x.refuse(w, r, err)
+			return
+		}
+		status, reply, err := op.do(&call{ctx: r.Context(), id: r.PathValue("id"), body: body, query: func(name string) string { return r.URL.Query().Get(name) }})
+		if err != nil {
+			x.refuse(w, r, err)
+			return
+		}
+		x.reply(w, status, reply)
+	})))
+}
+
+// readBody appends a body to dst.
+func readBody(dst []byte, from io.Reader, length, most int64) ([]byte, error) {
+	if length > most {
+		return dst, errTooLarge
+	}
+	if length > 0 && int64(cap(dst)) < length+1 {
+		dst = make([]byte, 0, length+1)
+	}
+	buf := bytes.NewBuffer(dst)
+	_, err := buf.ReadFrom(from)
+	return buf.Bytes(), err
+}
+
+// guard lets those through who have the token.
+func (x *Server) guard(next http.Handler) http.Handler {
+	if x.cfg.Token == "" {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		if !ok || subtle.ConstantTimeCompare([]byte(token), []byte(x.cfg.Token)) != 1 {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			x.fail(w, r, http.StatusUnauthorized, "unauthorized", errors.New("a bearer token is needed, or it is the wrong one"))
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (x *Server) reply(w http.ResponseWriter, status int, body any) {
+	data, err := json.Marshal(body)
+	if err != nil {
+		x.log.Error("reply can't be written as JSON", "error", err)
+		status, data = http.StatusInternalServerError, []byte(`{"error":"reply can't be written as JSON","code":"internal"}`)
+	}
+	w.Header()["Content-Type"] = x.json
+	w.WriteHeader(status)
+	w.Write(append(data, '\n')) // an error is the client's: it is gone
+}
+
+// failure is the body of every error.
+type failure struct {
+	Error string `json:"error"`
+	Code  string `json:"code"`
+}
+
+func (x *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
+	status, code := codeOf(err)
+	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
+		w.Header().Set("Retry-After", "1")
+	}
+	x.fail(w, r, status, code, err)
+}
+
+func (x *Server) fail(w http.ResponseWriter, r *http.Request, status int, code string, err error) {
+	if status >= 500 {
+		x.log.Debug("request failed", "method", r.Method, "path", r.URL.Path, "status", status, "error", err)
+	}
+	x.reply(w, status, failure{Error: err.Error(), Code: code})
+}
+
+var errTooLarge = errors.New("the body is too large")
+
+// codeOf returns the status of an error, and the code by which programs tell it.
+func codeOf(err error) (status int, code string) {
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge), errors.Is(err, errTooLarge):
+		return http.StatusRequestEntityTooLarge, "too_large"
+	case errors.Is(err, selection.ErrRequest), errors.Is(err, load.ErrMessage), errors.Is(err, io.ErrUnexpectedEOF):
+		return http.StatusBadRequest, "bad_request"
+	case errors.Is(err, event.ErrWorker):
+		return http.StatusBadRequest, "bad_worker"
+	case errors.Is(err, selection.ErrUnknownWorker):
+		return http.StatusNotFound, "unknown_worker"
+	case errors.Is(err, load.ErrUnknown):
+		return http.StatusNotFound, "unknown_reservation"
+	case errors.Is(err, indexer.ErrUnknownPartition):
+		return http.StatusNotFound, "unknown_partition"
+	case errors.Is(err, event.ErrConflict):
+		return http.StatusConflict, "conflict"
+	case errors.Is(err, load.ErrExists):
+		return http.StatusConflict, "exists"
+	case errors.Is(err, load.ErrFreed):
+		return http.StatusConflict, "freed"
+	case errors.Is(err, load.ErrContended):
+		return http.StatusConflict, "contended"
+	case errors.Is(err, load.ErrFull):
+		return http.StatusTooManyRequests, "full"
+	case errors.Is(err, selection.ErrOverloaded):
+		return http.StatusTooManyRequests, "overloaded"
+	case errors.Is(err, selection.ErrQueueFull):
+		return http.StatusServiceUnavailable, "queue_full"
+	case errors.Is(err, selection.ErrNoWorkers):
+		return http.StatusServiceUnavailable, "no_workers"
+	case errors.Is(err, indexer.ErrNotReady), errors.Is(err, load.ErrNotJoined):
+		return http.StatusServiceUnavailable, "not_ready"
+	}
+	return http.StatusServiceUnavailable, "unavailable"
+}
+
+// capture keeps what a handler answers.
+type capture struct {
+	header http.Header
+	status int
+	body   bytes.Buffer
+}
+
+func (c *capture) Header() http.Header         { return c.header }
+func (c *capture) WriteHeader(status int)      { c.status = status }
+func (c *capture) Write(b []byte) (int, error) { return c.body.Write(b) }
+
+// ask asks the index's server what a request asks.
+func (x *Server) ask(r *http.Request) *capture {
+	c := &capture{header: http.Header{}, status: http.StatusOK}
+	x.index.ServeHTTP(c, r)
+	return c
+}
+
+// pass answers with what was captured.
+func (c *capture) pass(w http.ResponseWriter) {
+	for name, values := range c.header {
+		w.Header()[name] = values
+	}
+	w.WriteHeader(c.status)
+	w.Write(c.body.Bytes())
+}
+
+// workers answers with the index's view of each worker and the Selector's, as one
+// object. What both have is the index's.
+func (x *Server) workers(w http.ResponseWriter, r *http.Request) {
+	seen := x.ask(r)
+	var views []map[string]json.RawMessage
+	if seen.status != http.StatusOK || json.Unmarshal(seen.body.Bytes(), &views) != nil {
+		seen.pass(w)
+		return
+	}
+	type name struct{ model, group, id string }
+	at := map[name]map[string]json.RawMessage{}
+	for _, v := range views {
+		var n struct {
+			Model string       `json:"model_name"`
+			Group string       `json:"routing_group"`
+			ID    selection.ID `json:"instance_id"`
+		}
+		data, err := json.Marshal(v)
+		if err == nil && json.Unmarshal(data, &n) == nil {
+			at[name{n.Model, n.Group, n.ID.Text}] = v
+		}
+	}
+	q := r.URL.Query()
+	model, group := q.Get("model_name"), q.Get("routing_group")
+	for _, st := range x.selector.Workers() {
+		if model != "" && st.Worker.Model != model || group != "" && st.Worker.Group != group {
+			continue
+		}
+		record := selection.RecordOf(&st)
+		data, err := json.Marshal(record)
+		var fields map[string]json.RawMessage
+		if err != nil || json.Unmarshal(data, &fields) != nil {
+			continue // a record is always an object
+		}
+		v := at[name{st.Worker.Model, st.Worker.Group, st.Worker.Instance}]
+		if v == nil { // it has no endpoint that a bridge could read
+			id, status := fields["worker_id"], json.RawMessage(`"pending"`)
+			v = map[string]json.RawMessage{"instance_id": id, "status": status, "source": json.RawMessage(`"zmq"`), "endpoints": json.RawMessage(`{}`), "listeners": json.RawMessage(`{}`)}
+			views = append(views, v)
+		}
+		for k, value := range fields {
+			if _, there := v[k]; !there {
+				v[k] = value
+			}
+		}
+	}
+	if views == nil {
+		views = []map[string]json.RawMessage{}
+	}
+	x.reply(w, http.StatusOK, views)
+}
+
+// ready answers with the index's readiness and the Selector's. With
+// ?schedulable=1 a service without a worker that can be chosen is not ready
+// either, and the workers are in the answer.
+func (x *Server) ready(w http.ResponseWriter, r *http.Request) {
+	seen := x.ask(r)
+	var v map[string]any
+	if json.Unmarshal(seen.body.Bytes(), &v) != nil {
+		seen.pass(w)
+		return
+	}
+	reasons, _ := v["reasons"].([]any)
+	for _, err := range []error{x.selector.Load().Ready(), x.roster.Ready()} {
+		if err != nil {
+			reasons = append(reasons, err.Error())
+		}
+	}
+	n := x.selector.Schedulable()
+	v["schedulable_workers"] = n
+	want, _ := strconv.ParseBool(r.URL.Query().Get("schedulable"))
+	if want && n == 0 {
+		reasons = append(reasons, "no worker can be chosen")
+	}
+	if reasons == nil {
+		reasons = []any{}
+	}
+	status := http.StatusOK
+	if len(reasons) > 0 || seen.status != http.StatusOK {
+		status = http.StatusServiceUnavailable
+	}
+	if want {
+		records := []selection.Record{}
+		for _, st := range x.selector.Workers() {
+			records = append(records, selection.RecordOf(&st))
+		}
+		v["workers"] = records
+	}
+	v["ready"], v["reasons"] = status == http.StatusOK, reasons
+	x.reply(w, status, v)
+}
