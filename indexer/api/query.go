@@ -62,7 +62,11 @@ func (s *Server) answer(ctx context.Context, w *work) error {
 		}
 		p := &w.prompts[i]
 		p.inherit(&w.outer)
-		if err := s.answerPrompt(ctx, deadline, w, p); err != nil {
+		err := errReply
+		if len(w.reply) < s.cfg.MaxReply {
+			err = s.answerPrompt(ctx, deadline, w, p)
+		}
+		if err != nil {
 			_, code := codeOf(err)
 			w.reply = appendFailure(w.reply, err, code)
 		}

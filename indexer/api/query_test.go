@@ -355,6 +355,31 @@ func TestBatches(t *testing.T) {
 	}
 }
 
+// TestReplyLimit: a reply has an end, and says so for each prompt.
+func TestReplyLimit(t *testing.T) {
+	w := newWorld(t, options{config: func(c *api.Config) { c.MaxReply = 1000 }})
+	tokens := prompt(1, 1)
+	w.register(at("w0", 0))
+	w.store(at("w0", 0), event.Device, locals(tokens), 0, 1)
+	var got struct{ Answers []answer }
+	many := make([]map[string]any, 50)
+	for i := range many {
+		many[i] = map[string]any{"token_ids": tokens, "min_log_seq": w.lastSeq}
+	}
+	w.post("/query", map[string]any{"model_name": partition.Model, "queries": many}, 200, &got)
+	answered := 0
+	for i, a := range got.Answers {
+		if a.Code == "" && a.Instances["w0"].GPU == blockSize && answered == i {
+			answered++
+		} else if a.Code != "too_large" || a.Error == "" {
+			t.Errorf("answer %d: %+v", i, a)
+		}
+	}
+	if len(got.Answers) != 50 || answered < 3 || answered > 15 {
+		t.Errorf("%d of %d answered within 1,000 bytes", answered, len(got.Answers))
+	}
+}
+
 // TestMinLogSeq waits for the log, and not for ever.
 func TestMinLogSeq(t *testing.T) {
 	w := newWorld(t, options{config: func(c *api.Config) { c.WaitTimeout = 50 * time.Millisecond }})

@@ -148,54 +148,53 @@ func (s *scanner) skipString() bool {
 // skipEscape moves to the last byte of an escape.
 func (s *scanner) skipEscape() bool {
 	s.at++
-	hex := 0
-	if s.at < len(s.b) {
-		switch s.b[s.at] {
-		case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
-			return true
-		case 'u':
-			hex = 4
+	switch c := s.now(); c {
+	case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
+		return true
+	case 'u':
+		for range 4 {
+			if s.at++; !isHex(s.now()) {
+				s.fail("four hexadecimal digits")
+				return false
+			}
 		}
+		return true
 	}
-	if hex == 0 {
-		s.fail("an escape")
+	s.fail("an escape")
+	return false
+}
+
+// now returns the byte that the cursor is at, 0 at the end.
+func (s *scanner) now() byte {
+	if s.at < len(s.b) {
+		return s.b[s.at]
+	}
+	return 0
+}
+
+// accept reads a byte if it is what the cursor is at.
+func (s *scanner) accept(c byte) bool {
+	if s.now() != c {
 		return false
 	}
-	for range hex {
-		s.at++
-		if s.at >= len(s.b) || !isHex(s.b[s.at]) {
-			s.fail("four hexadecimal digits")
-			return false
-		}
-	}
+	s.at++
 	return true
 }
 
 // number reads the number that the cursor is at, and returns its text.
 func (s *scanner) number() []byte {
 	from := s.at
-	if s.at < len(s.b) && s.b[s.at] == '-' {
-		s.at++
+	s.accept('-')
+	ok := s.accept('0') || s.digits()
+	if ok && s.accept('.') {
+		ok = s.digits()
 	}
-	if s.at < len(s.b) && s.b[s.at] == '0' {
-		s.at++
-	} else if !s.digits() {
+	if ok && (s.accept('e') || s.accept('E')) {
+		_ = s.accept('+') || s.accept('-')
+		ok = s.digits()
+	}
+	if !ok {
 		return nil
-	}
-	if s.at < len(s.b) && s.b[s.at] == '.' {
-		s.at++
-		if !s.digits() {
-			return nil
-		}
-	}
-	if s.at < len(s.b) && s.b[s.at]|0x20 == 'e' {
-		s.at++
-		if s.at < len(s.b) && (s.b[s.at] == '+' || s.b[s.at] == '-') {
-			s.at++
-		}
-		if !s.digits() {
-			return nil
-		}
 	}
 	return s.b[from:s.at]
 }
@@ -203,7 +202,7 @@ func (s *scanner) number() []byte {
 // digits reads at least one digit.
 func (s *scanner) digits() bool {
 	from := s.at
-	for s.at < len(s.b) && isDigit(s.b[s.at]) {
+	for isDigit(s.now()) {
 		s.at++
 	}
 	if s.at == from {
@@ -438,13 +437,13 @@ func (s *scanner) hashes(dst []uint64) ([]uint64, error) {
 
 // parseUint reads a decimal number of 64 bits.
 func parseUint(text []byte) (v uint64, ok bool) {
-	for _, c := range text {
-		hi, lo := bits.Mul64(v, 10)
-		sum, carry := bits.Add64(lo, uint64(c-'0'), 0)
-		if !isDigit(c) || hi|carry != 0 {
+	const safe = 19 // digits that always fit
+	for i, c := range text {
+		digit := uint64(c - '0')
+		if digit > 9 || i >= safe && (v > math.MaxUint64/10 || v*10 > math.MaxUint64-digit) {
 			return 0, false
 		}
-		v = sum
+		v = v*10 + digit
 	}
 	return v, len(text) > 0
 }

@@ -40,6 +40,9 @@ type Config struct {
 	// MaxQuery is the largest body of a query, in bytes, and MaxBody that of
 	// other requests.
 	MaxQuery, MaxBody int64
+	// MaxReply is the size of a reply, in bytes, from which on further prompts
+	// of a batch are not answered.
+	MaxReply int
 	// WaitTimeout is for how long a query waits for the log sequence that it
 	// asks for.
 	WaitTimeout time.Duration
@@ -47,7 +50,7 @@ type Config struct {
 
 // Default returns the configuration that fits most fleets.
 func Default() Config {
-	return Config{MaxQuery: 8 << 20, MaxBody: 1 << 20, WaitTimeout: 5 * time.Second}
+	return Config{MaxQuery: 8 << 20, MaxBody: 1 << 20, MaxReply: 64 << 20, WaitTimeout: 5 * time.Second}
 }
 
 // Server answers for an index. It is an http.Handler.
@@ -203,6 +206,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, status int, code s
 // Errors of requests.
 var (
 	errTooLarge = errors.New("the body is too large")
+	errReply    = errors.New("the reply is too large already: ask for fewer prompts, or for the top instances")
 	errRequest  = errors.New("bad request")
 	errMedia    = errors.New("unsupported media type")
 	errRead     = errors.New("the body can't be read")
@@ -212,7 +216,7 @@ var (
 func codeOf(err error) (status int, code string) {
 	var tooLarge *http.MaxBytesError
 	switch {
-	case errors.As(err, &tooLarge), errors.Is(err, errTooLarge):
+	case errors.As(err, &tooLarge), errors.Is(err, errTooLarge), errors.Is(err, errReply):
 		return http.StatusRequestEntityTooLarge, "too_large"
 	case errors.Is(err, errMedia):
 		return http.StatusUnsupportedMediaType, "media_type"
