@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -112,23 +114,60 @@ func (n *natsFlags) embed(dataDir string, log *slog.Logger) (*server.Server, err
 		}
 		options.Host, options.Port = host, int(number)
 	}
+	lock, err := lockDir(dataDir)
+	if err != nil {
+		return nil, fmt.Errorf("--data-dir: %w", err)
+	}
 	s, err := server.NewServer(options)
 	if err != nil {
+		lock.Close()
 		return nil, fmt.Errorf("embedded NATS: %w", err)
 	}
 	failed := make(chan string, 1)
 	s.SetLoggerV2(&natsLog{log: log.With("component", "nats"), failed: failed}, false, false, false)
 	s.Start()
-	if !s.ReadyForConnections(30 * time.Second) {
-		s.Shutdown()
+	go func() {
+		s.WaitForShutdown()
+		lock.Close()
+	}()
+	for began := time.Now(); !s.ReadyForConnections(50 * time.Millisecond); {
 		select {
 		case why := <-failed:
+			s.Shutdown()
 			return nil, fmt.Errorf("embedded NATS: %s", why)
 		default:
+		}
+		if time.Since(began) > 30*time.Second {
+			s.Shutdown()
 			return nil, errors.New("embedded NATS: not ready after 30 s")
 		}
 	}
 	return s, nil
+}
+
+// lockPatience is how long a server may take to let go of its directory.
+const lockPatience = 3 * time.Second
+
+// lockDir makes a directory this server's own until the file that it returns is
+// closed, or the process has ended: two servers on the same files would ruin them.
+func lockDir(dir string) (*os.File, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for began := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if time.Since(began) > lockPatience {
+			f.Close()
+			return nil, fmt.Errorf("%s is in use by another kvmesh: %w", dir, err)
+		}
+	}
 }
 
 // natsLog takes the log of the embedded server.

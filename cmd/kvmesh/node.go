@@ -256,6 +256,8 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 	// the bridge has written its last words.
 	late, stopLate := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopLate()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
 	var early, rest sync.WaitGroup
 	failed := make(chan error, 4)
 	start := func(wg *sync.WaitGroup, ctx context.Context, run func(context.Context) error) {
@@ -291,6 +293,7 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 	case err = <-failed:
 	}
 	log.Info("stopping")
+	stop() // if a part has failed, the others end too
 	stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	if e := web.Shutdown(stopping); e != nil {

@@ -79,6 +79,7 @@ func (f *workerFlags) worker(text string) (event.Worker, error) {
 // registered otherwise under the same name is replaced.
 func register(ctx context.Context, catalog *replica.Catalog, workers []event.Worker, log *slog.Logger) {
 	for _, w := range workers {
+		pause := 20 * time.Millisecond // the catalog is not there at once
 		for ctx.Err() == nil {
 			attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
 			err := catalog.Register(attempt, w)
@@ -92,9 +93,12 @@ func register(ctx context.Context, catalog *replica.Catalog, workers []event.Wor
 			if err == nil {
 				break
 			}
-			log.Warn("worker not registered yet", "instance", w.Instance, "rank", w.Rank, "error", err)
+			if pause *= 2; pause >= time.Second {
+				pause = time.Second
+				log.Warn("worker not registered yet", "instance", w.Instance, "rank", w.Rank, "error", err)
+			}
 			select {
-			case <-time.After(time.Second):
+			case <-time.After(pause):
 			case <-ctx.Done():
 			}
 		}
