@@ -19,7 +19,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/nats-io/nuid"
 
 	"github.com/kvmesh/kvmesh/indexer/event"
 )
@@ -31,7 +30,6 @@ type Bridge struct {
 	js      jetstream.JetStream
 	log     *slog.Logger
 	metrics *metrics
-	session string        // sets this Bridge's message ids apart
 	repairs chan struct{} // one token a replay request
 
 	mu     sync.Mutex
@@ -88,7 +86,6 @@ func New(nc *nats.Conn, js jetstream.JetStream, cfg Config, opts Options) (*Brid
 		js:      js,
 		log:     opts.Logger,
 		metrics: m,
-		session: nuid.Next() + ".",
 		repairs: make(chan struct{}, cfg.Repairs),
 		slots:   map[event.Source]*slot{},
 		known:   map[event.Source]bool{},

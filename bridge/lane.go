@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 
+	"github.com/nats-io/nuid"
+
 	"github.com/kvmesh/kvmesh/bridge/residency"
 	"github.com/kvmesh/kvmesh/indexer/event"
 )
@@ -67,7 +69,7 @@ func newLane(l *listener, source event.Source, p past) *lane {
 		due:     p.dirty,
 
 		incarnation: p.incarnation,
-		log:         publication{lastSeq: p.lastSeq, bytes: p.bytes, checkpointBytes: p.checkpointBytes},
+		log:         publication{session: nuid.Next(), lastSeq: p.lastSeq, bytes: p.bytes, checkpointBytes: p.checkpointBytes},
 	}
 	if p.batches {
 		n.sent = mark{batch: true, seq: p.last, ts: p.ts, fingerprint: p.fingerprint}

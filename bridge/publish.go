@@ -31,6 +31,7 @@ const (
 
 // publication is where the publisher of a lane stands.
 type publication struct {
+	session         string // sets the message ids of this lane apart from those of any other
 	lastSeq         uint64 // last sequence of the subject
 	bytes           int    // in the log since the last checkpoint, and in that
 	checkpointBytes int    // in the last checkpoint
@@ -45,7 +46,7 @@ type publication struct {
 func (n *lane) publish(ctx context.Context, record []byte, h event.Header) error {
 	n.log.record = record
 	n.log.count++
-	n.log.id = fmt.Sprintf("%s|%d|%d|%s%d", n.subject, h.Incarnation, h.Last, n.l.b.session, n.log.count)
+	n.log.id = fmt.Sprintf("%s|%d|%d|%s.%d", n.subject, h.Incarnation, h.Last, n.log.session, n.log.count)
 	return n.settle(ctx)
 }
 
@@ -84,7 +85,7 @@ func (n *lane) settle(ctx context.Context) error {
 			n.landed()
 			return err
 		}
-		if errors.Is(err, ErrFenced) {
+		if errors.Is(err, ErrFenced) || errors.Is(err, nats.ErrConnectionClosed) { // closed for good
 			return err
 		}
 		if ctx.Err() != nil {
@@ -142,7 +143,7 @@ func (n *lane) resolve(ctx context.Context) (uint64, error) {
 		return last.Sequence, nil
 	case last.Sequence == n.log.lastSeq:
 		return 0, errors.New("the servers of NATS don't agree on the last record")
-	case strings.Contains(id, "|"+n.l.b.session):
+	case strings.Contains(id, "|"+n.log.session+"."):
 		// An earlier record of this lane, stored unheard and then given up.
 		n.log.lastSeq = last.Sequence
 		return 0, errors.New("an earlier record turned up")

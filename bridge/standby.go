@@ -100,6 +100,18 @@ func (b *Bridge) Connected(source event.Source) bool {
 	return l != nil
 }
 
+// Heard returns when something came from a source's engine last; false if it is
+// not connected.
+func (b *Bridge) Heard(source event.Source) (at time.Time, ok bool) {
+	l, _ := b.connection(source)
+	if l == nil {
+		return at, false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.heard, true
+}
+
 // connection returns the listener that is connected to a source's engine; nil if
 // there is none, and why.
 func (b *Bridge) connection(source event.Source) (connected *listener, why string) {

@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvmesh/kvmesh/indexer/event"
@@ -22,18 +21,22 @@ import (
 // with any replica or bridge, all see them. It keeps a copy in memory that
 // follows the bucket.
 type Catalog struct {
-	bucket string
-	config jetstream.KeyValueConfig
-	js     jetstream.JetStream
+	bucket bucket
 	log    *slog.Logger
 	see    []Observer
 
 	mu       sync.Mutex
 	kv       jetstream.KeyValue // nil until the bucket is there
+	created  time.Time          // of the bucket
 	workers  map[event.Source]event.Worker
-	revision uint64 // of the bucket, up to which workers is true
-	read     bool   // all of the bucket has been read
+	at       map[event.Source]uint64 // their revisions
+	revision uint64                  // of the bucket, up to which workers is true
+	read     bool                    // all of the bucket has been read
 	changed  chan struct{}
+
+	// The follower's own.
+	told   map[event.Source]bool // while the bucket is read from the beginning; else nil
+	rescue bool                  // the bucket was made anew: what is known is put back
 }
 
 // Observer is told of every change of the catalog, from one goroutine and in
@@ -65,17 +68,17 @@ func NewCatalog(js jetstream.JetStream, cfg CatalogConfig, logger *slog.Logger, 
 		logger = slog.New(slog.DiscardHandler)
 	}
 	return &Catalog{
-		bucket: cfg.Bucket,
-		config: jetstream.KeyValueConfig{
-			Bucket:      cfg.Bucket,
-			Description: "kvmesh: the workers of the fleet",
-			Storage:     jetstream.FileStorage,
-			Replicas:    cfg.Replicas,
-		},
-		js:      js,
+		bucket: bucket{js: js, log: logger, config: jetstream.KeyValueConfig{
+			Bucket:         cfg.Bucket,
+			Description:    "kvmesh: the workers of the fleet",
+			Storage:        jetstream.FileStorage,
+			Replicas:       cfg.Replicas,
+			LimitMarkerTTL: time.Hour,
+		}},
 		log:     logger,
 		see:     observers,
 		workers: map[event.Source]event.Worker{},
+		at:      map[event.Source]uint64{},
 		changed: make(chan struct{}),
 	}
 }
@@ -103,12 +106,14 @@ type entry struct {
 	Engine         string            `json:"engine,omitempty"`
 	BlockSize      uint32            `json:"block_size"`
 	Labels         map[string]string `json:"labels,omitempty"`
+	TTL            int64             `json:"ttl_seconds,omitempty"`
 }
 
 func encode(w *event.Worker) ([]byte, error) {
 	return json.Marshal(entry{
 		Instance: w.Instance, IntegerID: w.IntegerID, Model: w.Model, Group: w.Group, Rank: w.Rank, Endpoint: w.Endpoint,
 		ReplayEndpoint: w.ReplayEndpoint, Topic: w.Topic, Engine: w.Engine, BlockSize: w.BlockSize, Labels: w.Labels,
+		TTL: int64(w.TTL / time.Second),
 	})
 }
 
@@ -120,7 +125,7 @@ func decode(data []byte) (event.Worker, error) {
 	w := event.Worker{
 		Source:   event.Source{Model: e.Model, Group: e.Group, Instance: e.Instance, Rank: e.Rank},
 		Endpoint: e.Endpoint, ReplayEndpoint: e.ReplayEndpoint, Topic: e.Topic, Engine: e.Engine,
-		BlockSize: e.BlockSize, Labels: e.Labels, IntegerID: e.IntegerID,
+		BlockSize: e.BlockSize, Labels: e.Labels, IntegerID: e.IntegerID, TTL: time.Duration(e.TTL) * time.Second,
 	}
 	return w, w.Validate()
 }
@@ -129,107 +134,71 @@ func decode(data []byte) (event.Worker, error) {
 
 // Run follows the bucket until ctx ends, and returns nil.
 func (c *Catalog) Run(ctx context.Context) error {
-	backoff := 50 * time.Millisecond
-	for ctx.Err() == nil {
-		began := time.Now()
-		if err := c.follow(ctx); ctx.Err() == nil {
-			c.log.Warn("following the catalog failed, trying again", "error", err)
-		}
-		if time.Since(began) > 10*time.Second {
-			backoff = 50 * time.Millisecond
-		}
-		select {
-		case <-time.After(backoff):
-		case <-ctx.Done():
-		}
-		backoff = min(2*backoff, time.Second)
-	}
+	c.bucket.follow(ctx, c)
 	return nil
 }
 
-// follow watches the bucket until the watch ends.
-func (c *Catalog) follow(ctx context.Context) error {
-	opening, cancel := context.WithTimeout(ctx, 2*time.Second)
-	defer cancel()
-	kv, err := c.js.KeyValue(opening, c.bucket)
-	if errors.Is(err, jetstream.ErrBucketNotFound) {
-		kv, err = c.js.CreateKeyValue(opening, c.config)
-	}
-	if err != nil {
-		return fmt.Errorf("bucket %s: %w", c.bucket, err)
-	}
-	// A server that started again has forgotten the watch, which would notice
-	// only after a while.
-	back := c.js.Conn().StatusChanged(nats.CONNECTED)
-	defer c.js.Conn().RemoveStatusListener(back)
-	watch, err := kv.Watch(ctx, workerPrefix+">")
-	if err != nil {
-		return fmt.Errorf("watch %s: %w", c.bucket, err)
-	}
-	defer watch.Stop()
+// begin implements follower.
+func (c *Catalog) begin(kv jetstream.KeyValue, created time.Time) {
 	c.mu.Lock()
-	c.kv, c.revision = kv, 0 // a bucket made anew counts from the beginning
-	c.mu.Unlock()
-	told := map[event.Source]bool{} // by this watch
-	initial := true
-	for {
-		select {
-		case e, ok := <-watch.Updates():
-			switch {
-			case !ok:
-				return errors.New("the watch ended")
-			case e != nil:
-				c.update(e, told)
-			case initial:
-				initial = false
-				c.complete(told)
-			}
-		case <-back:
-			return errors.New("the connection to NATS was made anew")
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
+	defer c.mu.Unlock()
+	c.rescue = c.read && !created.Equal(c.created)
+	c.kv, c.created, c.revision = kv, created, 0 // a bucket made anew counts from the beginning
+	c.told = map[event.Source]bool{}
 }
 
-// update takes in one entry of the bucket.
-func (c *Catalog) update(e jetstream.KeyValueEntry, told map[event.Source]bool) {
-	source, err := event.ParseKey(strings.TrimPrefix(e.Key(), workerPrefix))
+// each implements follower.
+func (c *Catalog) each(e change) {
+	key, ok := strings.CutPrefix(e.key, workerPrefix)
+	if !ok {
+		c.reached(e.revision, func() {})
+		return
+	}
+	source, err := event.ParseKey(key)
 	if err != nil {
-		c.log.Warn("entry of the catalog is no worker", "key", e.Key(), "error", err)
+		c.log.Warn("entry of the catalog is no worker", "key", e.key, "error", err)
 		return
 	}
-	if e.Operation() != jetstream.KeyValuePut {
-		c.remove(source, e.Revision())
+	if e.gone {
+		if e.expired {
+			c.log.Info("a worker's registration is over", "instance", source.Instance, "rank", source.Rank, "model", source.Model)
+		}
+		c.remove(source, e.revision)
 		return
 	}
-	w, err := decode(e.Value())
+	w, err := decode(e.value)
 	if err == nil && w.Source != source {
 		err = fmt.Errorf("it says that it is %s", w.Key())
 	}
 	if err != nil {
-		c.log.Warn("entry of the catalog can't be used", "key", e.Key(), "error", err)
+		c.log.Warn("entry of the catalog can't be used", "key", e.key, "error", err)
 		return
 	}
-	told[source] = true
-	c.put(w, e.Revision())
+	if c.told != nil {
+		c.told[source] = true
+	}
+	c.put(w, e.revision)
 }
 
-// complete is called when a watch has told of all there is: what it did not tell
-// of is gone.
-func (c *Catalog) complete(told map[event.Source]bool) {
+// whole implements follower: what it was not told of is gone.
+func (c *Catalog) whole() {
 	c.mu.Lock()
-	var gone []event.Source
-	for source := range c.workers {
-		if !told[source] {
-			gone = append(gone, source)
+	var gone []event.Worker
+	for source, w := range c.workers {
+		if !c.told[source] {
+			gone = append(gone, w)
 		}
 	}
 	first := !c.read
 	c.read = true
 	c.mu.Unlock()
-	for _, source := range gone {
-		c.remove(source, 0)
+	c.told = nil
+	if c.rescue {
+		c.putBack(gone)
+		gone = nil
+	}
+	for _, w := range gone {
+		c.remove(w.Source, 0)
 	}
 	if first {
 		for _, o := range c.see {
@@ -238,16 +207,34 @@ func (c *Catalog) complete(told map[event.Source]bool) {
 	}
 }
 
+// putBack puts workers into a bucket that has lost them: its files are gone, or
+// somebody has deleted it. Every replica that is up does so.
+func (c *Catalog) putBack(workers []event.Worker) {
+	c.log.Warn("the catalog has been made anew: putting the workers back", "bucket", c.bucket.config.Bucket, "workers", len(workers))
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	for i := range workers {
+		w := &workers[i]
+		if err := c.claimBlockSize(ctx, c.kv, w); err != nil {
+			c.log.Warn("worker not put back", "instance", w.Instance, "rank", w.Rank, "error", err)
+			continue
+		}
+		if _, err := c.write(ctx, c.kv, w, 0); err != nil && !errors.Is(err, jetstream.ErrKeyExists) {
+			c.log.Warn("worker not put back", "instance", w.Instance, "rank", w.Rank, "error", err)
+		}
+	}
+}
+
 func (c *Catalog) put(w event.Worker, revision uint64) {
 	c.mu.Lock()
 	before, known := c.workers[w.Source]
 	c.mu.Unlock()
-	if !known || !before.Equal(&w) {
+	if !known || !before.Equal(&w) || before.TTL != w.TTL {
 		for _, o := range c.see {
 			o.Registered(w)
 		}
 	}
-	c.reached(revision, func() { c.workers[w.Source] = w })
+	c.reached(revision, func() { c.workers[w.Source], c.at[w.Source] = w, revision })
 }
 
 // remove tells of a worker that is gone, even if it was not there: the log may
@@ -256,7 +243,7 @@ func (c *Catalog) remove(source event.Source, revision uint64) {
 	for _, o := range c.see {
 		o.Unregistered(source)
 	}
-	c.reached(revision, func() { delete(c.workers, source) })
+	c.reached(revision, func() { delete(c.workers, source); delete(c.at, source) })
 }
 
 // reached makes a change to the copy that all observers have been told of, and
@@ -294,7 +281,7 @@ func (c *Catalog) bucketNow() (jetstream.KeyValue, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.kv == nil || !c.read {
-		return nil, fmt.Errorf("the catalog of workers, bucket %s, has not been reached yet", c.bucket)
+		return nil, fmt.Errorf("the catalog of workers, bucket %s, has not been reached yet", c.bucket.config.Bucket)
 	}
 	return c.kv, nil
 }
@@ -312,18 +299,17 @@ func (c *Catalog) Register(ctx context.Context, w event.Worker) error {
 	if err != nil {
 		return err
 	}
-	known, err := c.conflict(&w)
-	if err != nil || known {
+	before, err := c.conflict(&w)
+	if err != nil {
 		return err
+	}
+	if before > 0 {
+		return c.again(ctx, kv, &w, before)
 	}
 	if err := c.claimBlockSize(ctx, kv, &w); err != nil {
 		return err
 	}
-	data, err := encode(&w)
-	if err != nil {
-		return err
-	}
-	revision, err := kv.Create(ctx, workerPrefix+w.Key(), data)
+	revision, err := c.write(ctx, kv, &w, 0)
 	if errors.Is(err, jetstream.ErrKeyExists) {
 		return fmt.Errorf("%w: rank %d of instance %q was registered by somebody else just now", event.ErrConflict, w.Rank, w.Instance)
 	}
@@ -333,26 +319,80 @@ func (c *Catalog) Register(ctx context.Context, w event.Worker) error {
 	return c.await(ctx, revision)
 }
 
-// conflict compares a registration with the workers there are. It tells whether
-// the worker is registered just so already.
-func (c *Catalog) conflict(w *event.Worker) (known bool, err error) {
+// write writes a worker that has the given revision, 0 for none.
+func (c *Catalog) write(ctx context.Context, kv jetstream.KeyValue, w *event.Worker, revision uint64) (uint64, error) {
+	data, err := encode(w)
+	if err != nil {
+		return 0, err
+	}
+	key := workerPrefix + w.Key()
+	switch {
+	case revision > 0:
+		return c.bucket.put(ctx, key, data, revision, w.TTL)
+	case w.TTL > 0:
+		return kv.Create(ctx, key, data, jetstream.KeyTTL(w.TTL))
+	}
+	return kv.Create(ctx, key, data)
+}
+
+// again registers a worker that is registered just so: its time begins again, if
+// it has one.
+func (c *Catalog) again(ctx context.Context, kv jetstream.KeyValue, w *event.Worker, revision uint64) error {
+	c.mu.Lock()
+	before := c.workers[w.Source]
+	c.mu.Unlock()
+	if w.TTL == 0 && before.TTL == 0 {
+		return nil
+	}
+	revision, err := c.write(ctx, kv, w, revision)
+	if errors.Is(err, jetstream.ErrKeyExists) {
+		return nil // somebody did so just now
+	}
+	if err != nil {
+		return fmt.Errorf("catalog: %w", err)
+	}
+	return c.await(ctx, revision)
+}
+
+// Refresh has the time of a registration begin again, because the worker was
+// heard. A worker that is registered without an end is left alone.
+func (c *Catalog) Refresh(ctx context.Context, s event.Source) error {
+	ctx, cancel := context.WithTimeout(ctx, bucketTimeout)
+	defer cancel()
+	kv, err := c.bucketNow()
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	w, ok := c.workers[s]
+	revision := c.at[s]
+	c.mu.Unlock()
+	if !ok || w.TTL == 0 {
+		return nil
+	}
+	return c.again(ctx, kv, &w, revision)
+}
+
+// conflict compares a registration with the workers there are. If the worker is
+// registered just so already, it returns the revision of that.
+func (c *Catalog) conflict(w *event.Worker) (revision uint64, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if before, ok := c.workers[w.Source]; ok {
 		if before.Equal(w) {
-			return true, nil
+			return max(c.at[w.Source], 1), nil
 		}
-		return false, fmt.Errorf("%w: rank %d of instance %q is registered with endpoint %s; unregister it before you change it", event.ErrConflict, w.Rank, w.Instance, before.Endpoint)
+		return 0, fmt.Errorf("%w: rank %d of instance %q is registered with endpoint %s; unregister it before you change it", event.ErrConflict, w.Rank, w.Instance, before.Endpoint)
 	}
 	for _, other := range c.workers {
 		if other.Instance == w.Instance && other.Partition() != w.Partition() {
-			return false, fmt.Errorf("%w: instance %q is registered for model %q, routing group %q", event.ErrConflict, w.Instance, other.Model, other.Group)
+			return 0, fmt.Errorf("%w: instance %q is registered for model %q, routing group %q", event.ErrConflict, w.Instance, other.Model, other.Group)
 		}
 		if other.Partition() == w.Partition() && other.BlockSize != w.BlockSize {
-			return false, fmt.Errorf("%w: block_size is %d, but the workers of model %q, routing group %q have %d", event.ErrConflict, w.BlockSize, w.Model, w.Group, other.BlockSize)
+			return 0, fmt.Errorf("%w: block_size is %d, but the workers of model %q, routing group %q have %d", event.ErrConflict, w.BlockSize, w.Model, w.Group, other.BlockSize)
 		}
 	}
-	return false, nil
+	return 0, nil
 }
 
 // claimBlockSize makes the worker's block size that of its partition, unless

@@ -321,3 +321,10 @@ func (p *pipeline) verify(f figures) {
 	}
 	f["lost"], f["mismatches"], f["resident_blocks"] = float64(lost), float64(mismatches), float64(blocks)
 }
+
+// edgeObserver tells a bridge that is alone of the catalog.
+type edgeObserver struct{ b *bridge.Bridge }
+
+func (o edgeObserver) Registered(w event.Worker)   { o.b.Set(w) }
+func (o edgeObserver) Unregistered(s event.Source) { o.b.Remove(s) }
+func (o edgeObserver) CatalogRead()                {}

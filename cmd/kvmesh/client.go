@@ -159,6 +159,12 @@ func registerCommand() *cobra.Command {
 				"instance_id": w.Instance, "dp_rank": w.Rank, "endpoint": w.Endpoint, "model_name": w.Model, "routing_group": w.Group,
 				"block_size": w.BlockSize, "topic": w.Topic, "engine": w.Engine,
 			}
+			if len(w.Labels) > 0 {
+				body["labels"] = w.Labels
+			}
+			if w.TTL > 0 {
+				body["ttl_seconds"] = int64(w.TTL / time.Second)
+			}
 			if w.ReplayEndpoint != "" {
 				body["replay_endpoint"] = w.ReplayEndpoint
 			}

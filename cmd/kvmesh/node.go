@@ -46,6 +46,8 @@ type node struct {
 	bridge   bridge.Config
 	onGap    string
 	media    []string
+	leases   replica.LeaseConfig
+	claim    []string
 	index    indexer.Config
 	choose   selectionFlags
 	withEdge bool // runs a bridge
@@ -101,6 +103,10 @@ func (n *node) addFlags(flags *pflag.FlagSet) {
 	n.bridge, n.index = bridge.Default("-"), indexer.Default()
 	if n.withEdge {
 		b := &n.bridge
+		n.leases = replica.DefaultLeases("-")
+		flags.StringArrayVar(&n.claim, "claim", nil, "labels of the workers that this bridge is for, such as node=a,rack=b: it reads them first, and others only while no other bridge does")
+		flags.DurationVar(&n.leases.TTL, "lease-ttl", n.leases.TTL, "silence after which a bridge counts as dead, and others take its workers over")
+		flags.DurationVar(&n.leases.DrainTimeout, "drain-timeout", n.leases.DrainTimeout, "how long a bridge that stops waits for others to take its workers over")
 		flags.StringVar(&n.onGap, "on-gap", string(b.OnGap), "what becomes of a worker's blocks when batches are lost for good: keep or reset")
 		flags.StringArrayVar(&n.media, "medium", nil, "tier of a medium, such as FS=disk (repeatable)")
 		flags.IntVar(&b.ZMTP.MaxFrame, "max-frame", b.ZMTP.MaxFrame, "largest ZMQ frame that is read, in bytes")
@@ -188,7 +194,10 @@ func (n *node) complete(flags *pflag.FlagSet) error {
 		if err != nil {
 			host = "kvmesh"
 		}
-		n.id = fmt.Sprintf("%s-%d", host, os.Getpid())
+		n.id = host
+		if n.nats.url != "" { // others may run on the host
+			n.id = fmt.Sprintf("%s-%d", host, os.Getpid())
+		}
 	}
 	overrides := map[string]string{}
 	for _, m := range n.media {
@@ -213,7 +222,11 @@ func (n *node) complete(flags *pflag.FlagSet) error {
 	if !n.withEdge {
 		return nil
 	}
-	return n.bridge.Validate()
+	if n.leases.Claim, err = parseLabels(n.claim); err != nil {
+		return fmt.Errorf("--claim: %w", err)
+	}
+	n.leases.ID, n.leases.Replicas = n.id, n.nats.replicas
+	return errors.Join(n.bridge.Validate(), n.leases.Validate())
 }
 
 // serve runs the node's parts until ctx ends, and ends them in the order that
@@ -234,12 +247,18 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 
 	var observers []replica.Observer
 	var choose *chooser
+	var catalog *replica.Catalog
+	var leases *replica.Leases
 	edge, index := (*bridge.Bridge)(nil), (*indexer.Indexer)(nil)
 	if n.withEdge {
 		if edge, err = bridge.New(nc, js, n.bridge, bridge.Options{Logger: log, Meter: meter}); err != nil {
 			return err
 		}
-		observers = append(observers, edgeObserver{edge})
+		refresh := func(ctx context.Context, s event.Source) error { return catalog.Refresh(ctx, s) }
+		if leases, err = replica.NewLeases(js, edge, n.leases, replica.LeaseOptions{Logger: log, Refresh: refresh}); err != nil {
+			return err
+		}
+		observers = append(observers, leases)
 	}
 	if n.withRead {
 		index, choose, err = n.reader(nc, js, log, meter)
@@ -250,7 +269,7 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 	}
 	where := replica.DefaultCatalog()
 	where.Replicas = n.nats.replicas
-	catalog := replica.NewCatalog(js, where, log, observers...)
+	catalog = replica.NewCatalog(js, where, log, observers...)
 
 	// Everything ends with ctx, but the catalog and the indexer go on until
 	// the bridge has written its last words.
@@ -269,7 +288,7 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 	}
 	start(&rest, late, catalog.Run)
 	if edge != nil {
-		start(&early, ctx, edge.Run)
+		start(&early, ctx, func(ctx context.Context) error { return runEdge(ctx, edge, leases) })
 	}
 	if index != nil {
 		start(&rest, late, index.Run)
@@ -356,9 +375,33 @@ func (n *node) listenHTTP(web *http.Server, listener net.Listener) error {
 	return fmt.Errorf("HTTP: %w", err)
 }
 
-// edgeObserver tells a bridge of the catalog.
-type edgeObserver struct{ b *bridge.Bridge }
-
-func (o edgeObserver) Registered(w event.Worker)   { o.b.Set(w) }
-func (o edgeObserver) Unregistered(s event.Source) { o.b.Remove(s) }
-func (o edgeObserver) CatalogRead()                {}
+// runEdge runs a bridge, and what settles which workers are its own, until ctx
+// ends: then other bridges take them over, and what is left is written.
+func runEdge(ctx context.Context, edge *bridge.Bridge, leases *replica.Leases) error {
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	failed := make(chan error, 1)
+	go func() {
+		defer close(failed)
+		failed <- edge.Run(life)
+	}()
+	claiming, stop := context.WithCancel(ctx)
+	defer stop()
+	settled := make(chan struct{})
+	go func() {
+		defer close(settled)
+		leases.Run(claiming)
+	}()
+	var err error
+	select {
+	case err = <-failed: // it could not begin
+		stop()
+		<-settled
+	case <-settled:
+		end()
+		err = <-failed
+	}
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer cancel()
+	return errors.Join(err, leases.Close(closing))
+}

@@ -22,6 +22,8 @@ type workerFlags struct {
 	group     string
 	engine    string
 	blockSize uint32
+	labels    []string
+	ttl       time.Duration
 }
 
 func (f *workerFlags) add(flags *pflag.FlagSet) {
@@ -30,14 +32,20 @@ func (f *workerFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.group, "routing-group", "default", "routing group of the workers given by --worker")
 	flags.StringVar(&f.engine, "engine", "", "engine of the workers given by --worker: vllm, sglang, trtllm, ...")
 	flags.Uint32Var(&f.blockSize, "block-size", 16, "block size of the workers given by --worker, in tokens")
+	flags.StringArrayVar(&f.labels, "label", nil, "labels of the workers given by --worker, such as node=a,rack=b")
+	flags.DurationVar(&f.ttl, "worker-ttl", 0, "for how long the workers given by --worker are there if nothing comes from them and nobody registers them again; 0: until they are unregistered")
 }
 
 // parse returns the workers that the flags name. Errors say where in flags they
 // were given.
 func (f *workerFlags) parse(flags *pflag.FlagSet) ([]event.Worker, error) {
 	var out []event.Worker
+	labels, err := parseLabels(f.labels)
+	if err != nil {
+		return nil, fmt.Errorf("--label: %w", err)
+	}
 	for _, text := range f.workers {
-		w, err := f.worker(text)
+		w, err := f.worker(text, labels)
 		if err != nil {
 			return nil, located(flags, "worker", text, fmt.Errorf("--worker %q: %w", text, err))
 		}
@@ -46,12 +54,30 @@ func (f *workerFlags) parse(flags *pflag.FlagSet) ([]event.Worker, error) {
 	return out, nil
 }
 
-func (f *workerFlags) worker(text string) (event.Worker, error) {
+// parseLabels reads labels: key=value, separated by commas.
+func parseLabels(texts []string) (map[string]string, error) {
+	var out map[string]string
+	for _, text := range texts {
+		for part := range strings.SplitSeq(text, ",") {
+			key, value, ok := strings.Cut(part, "=")
+			if !ok || key == "" {
+				return nil, fmt.Errorf("%q: want key=value", part)
+			}
+			if out == nil {
+				out = map[string]string{}
+			}
+			out[key] = value
+		}
+	}
+	return out, nil
+}
+
+func (f *workerFlags) worker(text string, labels map[string]string) (event.Worker, error) {
 	name, rest, ok := strings.Cut(text, "=")
 	if !ok {
 		return event.Worker{}, errors.New("want instance[:rank]=endpoint[,replay=endpoint][,topic=t]")
 	}
-	w := event.Worker{Source: event.Source{Model: f.model, Group: f.group, Instance: name}, Engine: f.engine, BlockSize: f.blockSize}
+	w := event.Worker{Source: event.Source{Model: f.model, Group: f.group, Instance: name}, Engine: f.engine, BlockSize: f.blockSize, Labels: labels, TTL: f.ttl}
 	if at := strings.LastIndex(name, ":"); at >= 0 {
 		rank, err := strconv.ParseUint(name[at+1:], 10, 32)
 		if err != nil {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"time"
 
 	"github.com/kvmesh/kvmesh/indexer/event"
 )
@@ -23,6 +24,7 @@ type registration struct {
 	Topic          *string           `json:"topic"`
 	Engine         *string           `json:"engine"`
 	Labels         map[string]string `json:"labels"`
+	TTL            *int64            `json:"ttl_seconds"`
 }
 
 func (s *Server) register(r *http.Request) (int, any, error) {
@@ -64,6 +66,11 @@ func (b *registration) worker() (event.Worker, error) {
 		Engine:         or(b.Engine, ""),
 		BlockSize:      uint32(size),
 		Labels:         b.Labels,
+	}
+	if ttl := or(b.TTL, 0); ttl >= 0 && ttl <= int64(event.MaxTTL/time.Second) {
+		w.TTL = time.Duration(ttl) * time.Second
+	} else {
+		return event.Worker{}, fmt.Errorf("%w: ttl_seconds is %d, want %d to %d, or 0 for no end", event.ErrWorker, ttl, event.MinTTL/time.Second, event.MaxTTL/time.Second)
 	}
 	if b.InstanceID != nil {
 		w.Instance, w.IntegerID = b.InstanceID.text, b.InstanceID.integer

@@ -5,6 +5,7 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Limits of a registration.
@@ -18,6 +19,9 @@ const (
 	MaxRank = 1 << 20
 	// MaxLabels is how many labels a worker may have.
 	MaxLabels = 64
+	// MinTTL and MaxTTL bound how long a registration is for, if it is for a
+	// time only.
+	MinTTL, MaxTTL = 2 * time.Second, 365 * 24 * time.Hour
 )
 
 // Worker is the registration of one worker rank: the source that it feeds and
@@ -45,6 +49,10 @@ type Worker struct {
 	Labels map[string]string
 	// IntegerID says that the instance id is an integer in JSON.
 	IntegerID bool
+	// TTL is for how long the worker counts as there if nobody registers it
+	// again and nothing comes from its engine; 0: until it is unregistered.
+	// Whole seconds.
+	TTL time.Duration
 }
 
 // Validate checks everything that can be checked without looking at other
@@ -73,6 +81,9 @@ func (w *Worker) Validate() error {
 	if len(w.Labels) > MaxLabels {
 		return fmt.Errorf("%w: %d labels, at most %d are allowed", ErrWorker, len(w.Labels), MaxLabels)
 	}
+	if w.TTL != 0 && (w.TTL < MinTTL || w.TTL > MaxTTL || w.TTL%time.Second != 0) {
+		return fmt.Errorf("%w: ttl_seconds is %v, want whole seconds, %v to %v, or 0 for no end", ErrWorker, w.TTL.Seconds(), MinTTL.Seconds(), MaxTTL.Seconds())
+	}
 	if _, err := ParseEndpoint(w.Endpoint); err != nil {
 		return fmt.Errorf("%w: endpoint %w", ErrWorker, err)
 	}
@@ -92,7 +103,8 @@ func (w *Worker) Validate() error {
 	return nil
 }
 
-// Equal tells whether two registrations say the same.
+// Equal tells whether two registrations say the same, but for how long they
+// last.
 func (w *Worker) Equal(o *Worker) bool {
 	if w.Source != o.Source || w.Endpoint != o.Endpoint || w.ReplayEndpoint != o.ReplayEndpoint || w.Topic != o.Topic ||
 		w.Engine != o.Engine || w.BlockSize != o.BlockSize || len(w.Labels) != len(o.Labels) {
