@@ -2,9 +2,13 @@ package api
 
 import (
 	"encoding/json"
+	"fmt"
 	"math/rand/v2"
 	"strings"
 	"testing"
+
+	"github.com/kvmesh/kvmesh/indexer"
+	"github.com/kvmesh/kvmesh/indexer/event"
 )
 
 // benchBody returns the body of a query with n tokens.
@@ -35,6 +39,24 @@ func BenchmarkParse16k(b *testing.B) {
 				if err := w.readCall(mediaJSON, ""); err != nil || len(w.outer.tokens) != 16_384 {
 					b.Fatal(err, len(w.outer.tokens))
 				}
+			}
+		})
+	}
+}
+
+func BenchmarkReply(b *testing.B) {
+	for _, c := range []struct{ instances, top int }{{8, 0}, {1024, 0}, {1024, 8}} {
+		b.Run(fmt.Sprintf("%d/top=%d", c.instances, c.top), func(b *testing.B) {
+			a := indexer.Answer{LogSeq: 1 << 30, BlockSize: 16}
+			for i := range c.instances {
+				s := &event.Source{Instance: fmt.Sprintf("worker-%04d", i*7919%c.instances)}
+				a.Holdings = append(a.Holdings, indexer.Holding{Source: s, Ends: [event.Tiers]uint32{1024, 1024, 1024, 1024}})
+			}
+			w := newWork()
+			b.ReportAllocs()
+			for b.Loop() {
+				w.reply = w.reply[:0]
+				w.appendAnswer(&a, uint64(c.top))
 			}
 		})
 	}

@@ -2,7 +2,9 @@ package api
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
+	"maps"
 	"math/rand/v2"
 	"net/url"
 	"reflect"
@@ -80,7 +82,7 @@ func same(a, b *prompt) bool {
 // its oracle in the scanner's tests.
 func TestPackedReadsWhatJSONReads(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 7))
-	a, b := &work{}, &work{}
+	a, b := newWork(), newWork()
 	right, wrong := 0, 0
 	for range 5000 {
 		content := []string{tokenIDs, blockHashes}[rng.IntN(2)]
@@ -239,16 +241,17 @@ func scoresOf(a *indexer.Answer) *scores {
 	return out
 }
 
-// TestReplyIsWhatEncodingJSONWrites compares replies byte for byte. Ranks below 10
-// are in the same order as numbers and as texts.
+// TestReplyIsWhatEncodingJSONWrites compares replies with those of encoding/json:
+// byte for byte, once the holdings are in the order in which that writes maps.
 func TestReplyIsWhatEncodingJSONWrites(t *testing.T) {
 	rng := rand.New(rand.NewPCG(10, 10))
 	names := []string{"", "a", "b-1", "0", "<&>", "\"\\", "\x00\x1f\x7f", "é", "\u2028\u2029", "\xff\xc3", "日本", "a\nb"}
+	w := newWork()
 	for range 500 {
 		a := indexer.Answer{LogSeq: rng.Uint64() >> rng.IntN(64), BlockSize: 1 << rng.IntN(17)}
 		seen := map[event.Source]bool{}
 		for range rng.IntN(30) {
-			s := &event.Source{Instance: names[rng.IntN(len(names))], Rank: rng.Uint32N(10)}
+			s := &event.Source{Instance: names[rng.IntN(len(names))], Rank: rng.Uint32N(30)}
 			if seen[*s] {
 				continue
 			}
@@ -265,13 +268,65 @@ func TestReplyIsWhatEncodingJSONWrites(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w := &work{}
+		w.reset()
 		w.appendAnswer(&a, 0)
-		if !bytes.Equal(w.reply, want) {
-			// Names that are no UTF-8 sort as bytes here.
-			var mine, theirs any
-			if json.Unmarshal(w.reply, &mine) != nil || json.Unmarshal(want, &theirs) != nil || !reflect.DeepEqual(mine, theirs) || len(w.reply) != len(want) {
-				t.Fatalf("%s\nwant\n%s", w.reply, want)
+		var mine, theirs any
+		if json.Unmarshal(w.reply, &mine) != nil || json.Unmarshal(want, &theirs) != nil || !reflect.DeepEqual(mine, theirs) || len(w.reply) != len(want) {
+			t.Fatalf("%s\nwant\n%s", w.reply, want)
+		}
+		slices.SortFunc(a.Holdings, func(a, b indexer.Holding) int {
+			return cmp.Or(cmp.Compare(a.Instance, b.Instance), cmp.Compare(strconv.Itoa(int(a.Rank)), strconv.Itoa(int(b.Rank))))
+		})
+		w.reset()
+		if w.appendAnswer(&a, 0); !bytes.Equal(w.reply, want) {
+			t.Fatalf("%s\nwant\n%s", w.reply, want)
+		}
+	}
+}
+
+// TestCutKeepsTheBest compares with sorting everything.
+func TestCutKeepsTheBest(t *testing.T) {
+	rng := rand.New(rand.NewPCG(11, 11))
+	w := newWork()
+	for range 2000 {
+		var holdings []indexer.Holding
+		n := 1 + rng.IntN(12)
+		for i := range n * 2 {
+			h := indexer.Holding{Source: &event.Source{Instance: string(rune('a' + rng.IntN(n))), Rank: uint32(i)}}
+			end := uint32(0)
+			for tier := range h.Ends {
+				end += rng.Uint32N(3)
+				h.Ends[tier] = end
+			}
+			holdings = append(holdings, h)
+		}
+		type row struct {
+			name string
+			best [event.Tiers]uint32
+		}
+		rows := map[string]*row{}
+		for _, h := range holdings {
+			r := rows[h.Instance]
+			if r == nil {
+				r = &row{name: h.Instance}
+				rows[h.Instance] = r
+			}
+			for tier, end := range h.Ends {
+				r.best[tier] = max(r.best[tier], end)
+			}
+		}
+		want := slices.SortedFunc(maps.Values(rows), func(a, b *row) int {
+			return cmp.Or(cmp.Compare(b.best[3], a.best[3]), cmp.Compare(b.best[0], a.best[0]), cmp.Compare(b.best[1], a.best[1]), cmp.Compare(b.best[2], a.best[2]), cmp.Compare(a.name, b.name))
+		})
+		top := 1 + rng.IntN(len(want))
+		w.group(holdings)
+		if len(w.spans) != len(want) || len(w.places) != 0 {
+			t.Fatalf("%d instances, want %d", len(w.spans), len(want))
+		}
+		w.cut(holdings, top)
+		for i, sp := range w.spans {
+			if holdings[sp.first].Instance != want[i].name || sp.best != want[i].best {
+				t.Fatalf("place %d of %d: %s %v, want %+v", i, top, holdings[sp.first].Instance, sp.best, want[i])
 			}
 		}
 	}

@@ -11,11 +11,11 @@ import (
 	"github.com/kvmesh/kvmesh/indexer/event"
 )
 
-// span is the ranks of one instance in an answer: holdings from to end, and how
-// far the best of them gets with each tier, in blocks.
+// span is what an instance holds: a chain of holdings, one for each of its ranks,
+// and how far the best of them gets with each tier, in blocks.
 type span struct {
-	from, end int
-	best      [event.Tiers]uint32
+	first, last int32 // indexes of holdings; work.after links them
+	best        [event.Tiers]uint32
 }
 
 // appendAnswer appends an answer as JSON to the reply, with the top instances that
@@ -24,26 +24,26 @@ type span struct {
 //	{"scores": {instance: {rank: device}}, "frequencies": [],
 //	 "instances": {instance: {"longest_matched", "gpu", "dp": {rank: device}, "cpu", "disk"}}, "log_seq"}
 func (w *work) appendAnswer(a *indexer.Answer, top uint64) {
-	w.span(a.Holdings)
+	w.group(a.Holdings)
 	if top > 0 && top < uint64(len(w.spans)) {
-		w.cut(int(top))
+		w.cut(a.Holdings, int(top))
 	}
 	b := append(w.reply, `{"scores":{`...)
 	for i := range w.spans {
 		sp := &w.spans[i]
-		b = appendName(b, i, a.Holdings[sp.from].Instance)
-		b = appendRanks(b, a, sp)
+		b = appendName(b, i, a.Holdings[sp.first].Instance)
+		b = w.appendRanks(b, a, sp)
 	}
 	b = append(b, `},"frequencies":[],"instances":{`...)
 	for i := range w.spans {
 		sp := &w.spans[i]
-		b = appendName(b, i, a.Holdings[sp.from].Instance)
+		b = appendName(b, i, a.Holdings[sp.first].Instance)
 		b = append(b, `{"longest_matched":`...)
 		b = appendTokens(b, a, sp.best[event.External])
 		b = append(b, `,"gpu":`...)
 		b = appendTokens(b, a, sp.best[event.Device])
 		b = append(b, `,"dp":`...)
-		b = appendRanks(b, a, sp)
+		b = w.appendRanks(b, a, sp)
 		b = append(b, `,"cpu":`...)
 		b = appendTokens(b, a, sp.best[event.Host])
 		b = append(b, `,"disk":`...)
@@ -55,33 +55,54 @@ func (w *work) appendAnswer(a *indexer.Answer, top uint64) {
 	w.reply = append(b, '}')
 }
 
-// span sorts holdings by instance and rank, and finds the ranks of each instance.
-func (w *work) span(holdings []indexer.Holding) {
-	slices.SortFunc(holdings, func(a, b indexer.Holding) int {
-		return cmp.Or(cmp.Compare(a.Instance, b.Instance), cmp.Compare(a.Rank, b.Rank))
-	})
-	w.spans = w.spans[:0]
+// group finds the ranks of each instance. It keeps the order that instances come
+// in: sorting them would take most of the time of an answer with a thousand.
+func (w *work) group(holdings []indexer.Holding) {
+	w.spans, w.after = w.spans[:0], w.after[:0]
 	for i := range holdings {
 		h := &holdings[i]
-		if i == 0 || h.Instance != holdings[i-1].Instance {
-			w.spans = append(w.spans, span{from: i})
+		at, known := w.places[h.Instance]
+		if !known {
+			at = int32(len(w.spans))
+			w.places[h.Instance] = at
+			w.spans = append(w.spans, span{first: int32(i), last: int32(i)})
 		}
-		sp := &w.spans[len(w.spans)-1]
-		sp.end = i + 1
+		sp := &w.spans[at]
+		w.after = append(w.after, -1)
+		if known {
+			w.after[sp.last] = int32(i)
+			sp.last = int32(i)
+		}
 		for t, end := range h.Ends {
 			sp.best[t] = max(sp.best[t], end)
 		}
 	}
+	for _, sp := range w.spans {
+		delete(w.places, holdings[sp.first].Instance)
+	}
 }
 
-// cut keeps the instances that hold most: in all tiers, and of those that hold
-// the same, in the faster tiers.
-func (w *work) cut(top int) {
-	slices.SortStableFunc(w.spans, func(a, b span) int {
-		return cmp.Or(cmp.Compare(b.best[event.External], a.best[event.External]),
-			cmp.Compare(b.best[event.Device], a.best[event.Device]),
-			cmp.Compare(b.best[event.Host], a.best[event.Host]))
-	})
+// cut keeps the instances that hold most, the best first.
+func (w *work) cut(holdings []indexer.Holding, top int) {
+	// Most first: in all tiers, and of those that hold the same, in the faster
+	// tiers. The name makes the choice the same everywhere.
+	order := func(a, b span) int {
+		for _, t := range [...]event.Tier{event.External, event.Device, event.Host, event.Disk} {
+			if a.best[t] != b.best[t] {
+				return cmp.Compare(b.best[t], a.best[t])
+			}
+		}
+		return cmp.Compare(holdings[a.first].Instance, holdings[b.first].Instance)
+	}
+	slices.SortFunc(w.spans[:top], order)
+	for _, sp := range w.spans[top:] {
+		if order(sp, w.spans[top-1]) > 0 {
+			continue
+		}
+		at, _ := slices.BinarySearchFunc(w.spans[:top], sp, order)
+		copy(w.spans[at+1:top], w.spans[at:top-1])
+		w.spans[at] = sp
+	}
 	w.spans = w.spans[:top]
 }
 
@@ -90,10 +111,10 @@ func appendTokens(b []byte, a *indexer.Answer, blocks uint32) []byte {
 }
 
 // appendRanks appends what each rank of an instance has in the device tier.
-func appendRanks(b []byte, a *indexer.Answer, sp *span) []byte {
+func (w *work) appendRanks(b []byte, a *indexer.Answer, sp *span) []byte {
 	b = append(b, '{')
 	first := true
-	for i := sp.from; i < sp.end; i++ {
+	for i := sp.first; i >= 0; i = w.after[i] {
 		h := &a.Holdings[i]
 		if h.Ends[event.Device] == 0 {
 			continue

@@ -234,7 +234,7 @@ func bodies() []string {
 }
 
 func TestScannerReadsWhatEncodingJSONReads(t *testing.T) {
-	w := &work{}
+	w := newWork()
 	for _, body := range bodies() {
 		compareJSON(t, w, []byte(body), tokenIDs)
 		compareJSON(t, w, []byte(body), blockHashes)
@@ -252,7 +252,7 @@ func TestScannerOnMutations(t *testing.T) {
 		}
 	}
 	pieces := []string{`"`, `\`, `,`, `:`, `[`, `]`, `{`, `}`, ` `, "\n", `0`, `-`, `.`, `e`, `12345678`, `null`, `"top":1,`, `"token_ids":[5],`, `"model_name":"z",`, `"queries":[{}],`, `\u00e9`, "\xff", "\x00"}
-	w := &work{}
+	w := newWork()
 	n := 40_000
 	if testing.Short() {
 		n = 5_000
@@ -286,7 +286,7 @@ func FuzzScanner(f *testing.F) {
 			f.Add([]byte(body))
 		}
 	}
-	w := &work{}
+	w := newWork()
 	f.Fuzz(func(t *testing.T, body []byte) {
 		compareJSON(t, w, body, tokenIDs)
 		compareJSON(t, w, body, blockHashes)
@@ -296,7 +296,7 @@ func FuzzScanner(f *testing.F) {
 // TestScannerOnTokens reads tokens of every length in every spelling of an array.
 func TestScannerOnTokens(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
-	w := &work{}
+	w := newWork()
 	for _, space := range []string{"", " ", "  ", "\n", "\r\n\t", "                    "} {
 		for range 200 {
 			want := make([]uint32, rng.IntN(300))

@@ -33,9 +33,13 @@ type work struct {
 	locals  []uint64
 	query   indexer.Query
 	spans   []span
+	after   []int32          // of each holding, the next one of its instance, or -1
+	places  map[string]int32 // of instances in spans; empty but while they are made
 	reply   []byte
 	names   map[string]string // of models and groups
 }
+
+func newWork() *work { return &work{names: map[string]string{}, places: map[string]int32{}} }
 
 // Bounds of what is kept for later calls.
 const (
@@ -47,7 +51,7 @@ const (
 func (s *Server) work(content string) *work {
 	w, _ := s.pool.Get().(*work)
 	if w == nil {
-		w = &work{names: map[string]string{}}
+		w = newWork()
 	}
 	w.content = content
 	return w
