@@ -198,7 +198,7 @@ func (d *described) engine() {
 	}
 	d.t.Cleanup(e.Stop)
 	d.call("POST", "/register", map[string]any{"instance_id": "w0", "endpoint": e.Addr(), "replay_endpoint": e.ReplayAddr(), "model_name": "m",
-		"routing_group": "default", "block_size": 4, "dp_rank": 0, "topic": "kv", "engine": "vllm", "labels": map[string]string{"zone": "a"},
+		"routing_group": "default", "block_size": 4, "dp_rank": 0, "topic": "kv", "engine": "vllm", "labels": map[string]string{"zone": "a"}, "ttl_seconds": 3600,
 		"tenant_id": "default", "additionalsalt": nil}, 201)
 	d.call("POST", "/register", map[string]any{"instance_id": 7, "endpoint": "tcp://" + freeAddr(d.t), "modelname": "m", "block_size": 4}, 201)
 	if err := e.WaitSubscribers(d.t.Context(), 1); err != nil {
