@@ -26,7 +26,7 @@ func benchCommand() *cobra.Command {
 		benchFleetCommand(),
 		benchIndexCommand(),
 		benchNATSCommand(),
-		benchPipelineCommand(),
+		benchPipelineCommand(), benchSelectCommand(),
 		benchQueryCommand(),
 		benchTraceCommand(),
 	)

@@ -48,10 +48,12 @@ type Selector struct {
 	pools   atomic.Pointer[map[event.Partition]*pool]
 	buffers sync.Pool
 	synced  atomic.Bool // the catalog has been read
+	stale   atomic.Bool // changed is not empty
 
 	mu         sync.Mutex
 	registered map[instanceKey]map[uint32]event.Worker // by the catalog
 	described  map[instanceKey]*Worker                 // by Describe
+	changed    map[event.Partition]bool                // their pools are to be made anew
 	queues     map[event.Partition]*queue
 }
 
@@ -70,7 +72,7 @@ func New(index Index, shared *load.Shared, cfg Config, opts Options) (*Selector,
 	}
 	s := &Selector{
 		cfg: cfg, index: index, load: shared, strict: opts.Strict, scorer: opts.Scorer, picker: opts.Picker, log: opts.Logger,
-		registered: map[instanceKey]map[uint32]event.Worker{}, described: map[instanceKey]*Worker{}, queues: map[event.Partition]*queue{},
+		registered: map[instanceKey]map[uint32]event.Worker{}, described: map[instanceKey]*Worker{}, queues: map[event.Partition]*queue{}, changed: map[event.Partition]bool{},
 	}
 	if s.scorer == nil {
 		s.scorer = CostScorer{}
@@ -102,7 +104,7 @@ func (s *Selector) Registered(w event.Worker) {
 		s.registered[key] = map[uint32]event.Worker{}
 	}
 	s.registered[key][w.Rank] = w
-	s.rebuild(key.Partition)
+	s.change(key.Partition)
 }
 
 // Unregistered says that a worker rank is not in the catalog any more.
@@ -114,7 +116,7 @@ func (s *Selector) Unregistered(w event.Source) {
 	if len(s.registered[key]) == 0 {
 		delete(s.registered, key)
 	}
-	s.rebuild(key.Partition)
+	s.change(key.Partition)
 }
 
 // CatalogRead says that all workers of the catalog have been told of.
@@ -123,7 +125,7 @@ func (s *Selector) CatalogRead() {
 	defer s.mu.Unlock()
 	s.synced.Store(true)
 	for key := range s.described {
-		s.rebuild(key.Partition)
+		s.change(key.Partition)
 	}
 }
 
@@ -134,7 +136,7 @@ func (s *Selector) Describe(w Worker) {
 	defer s.mu.Unlock()
 	key := keyOf(w.Partition(), w.Instance)
 	s.described[key] = &w
-	s.rebuild(key.Partition)
+	s.change(key.Partition)
 }
 
 // Forget takes back what Describe said.
@@ -142,7 +144,28 @@ func (s *Selector) Forget(p event.Partition, instance string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.described, keyOf(p, instance))
-	s.rebuild(p)
+	s.change(p)
+}
+
+// change notes that a partition's workers have changed. Its pool is made anew when
+// somebody asks: a thousand workers that register make one pool, not a thousand.
+func (s *Selector) change(p event.Partition) {
+	s.changed[p] = true
+	s.stale.Store(true)
+}
+
+// current returns the pools as they are now.
+func (s *Selector) current() map[event.Partition]*pool {
+	if s.stale.Load() {
+		s.mu.Lock()
+		for p := range s.changed {
+			s.rebuild(p)
+		}
+		clear(s.changed)
+		s.stale.Store(false)
+		s.mu.Unlock()
+	}
+	return *s.pools.Load()
 }
 
 // rebuild makes the pool of a partition anew. It is called with mu held.
@@ -285,7 +308,7 @@ func (s *Selector) Partition(name event.Partition) (Partition, error) {
 // Partitions returns the names of all partitions.
 func (s *Selector) Partitions() []event.Partition {
 	var out []event.Partition
-	for name := range *s.pools.Load() {
+	for name := range s.current() {
 		out = append(out, name)
 	}
 	slices.SortFunc(out, func(a, b event.Partition) int { return strings.Compare(a.String(), b.String()) })
@@ -293,7 +316,7 @@ func (s *Selector) Partitions() []event.Partition {
 }
 
 func (s *Selector) pool(name event.Partition) (*pool, error) {
-	p := (*s.pools.Load())[name]
+	p := s.current()[name]
 	if p == nil {
 		if !s.synced.Load() {
 			return nil, fmt.Errorf("%w: the catalog of workers has not been read yet", indexer.ErrNotReady)
@@ -306,7 +329,7 @@ func (s *Selector) pool(name event.Partition) (*pool, error) {
 // Schedulable returns how many worker ranks can be chosen.
 func (s *Selector) Schedulable() int {
 	n := 0
-	for _, p := range *s.pools.Load() {
+	for _, p := range s.current() {
 		n += len(p.candidates)
 	}
 	return n
