@@ -56,7 +56,7 @@ func (x *Indexer) applyRecord(name event.Source, seq uint64, subject string, dat
 	x.metrics.blocks.Add(x.metrics.ctx, int64(blocks))
 	x.header(s, &h)
 	if s.retired {
-		x.forget(s)
+		x.forget(s, seq)
 	}
 	if err != nil {
 		x.metrics.bad.Add(x.metrics.ctx, 1)
@@ -77,9 +77,10 @@ func (x *Indexer) source(name event.Source, seq uint64) *source {
 	return s
 }
 
-// forget drops all that is known of a source.
-func (x *Indexer) forget(s *source) {
-	s.part.index.Update(x.Position(), func(w prefix.Writer) { w.Drop(s.holder) })
+// forget drops all that is known of a source whose last record is at a log
+// sequence.
+func (x *Indexer) forget(s *source, seq uint64) {
+	s.part.index.Update(seq, func(w prefix.Writer) { w.Drop(s.holder) })
 	delete(s.part.sources, s)
 	delete(x.sources, s.name)
 	x.dropIfEmpty(s.part)
