@@ -101,7 +101,8 @@ func (x *Index) find(seq uint64) (place, *page) {
 	if in == nil {
 		return 0, nil
 	}
-	for b := in.home(k.tag); ; b = in.next(b) {
+	// Every bucket may say that something went on: one round is enough.
+	for b, n := in.home(k.tag), len(in.buckets); n > 0; b, n = in.next(b), n-1 {
 		at := &in.buckets[b]
 		for c := candidates(at.marks, k.mark); c != 0; c &= c - 1 {
 			entry := at.slot[trailingByte(c)]
@@ -114,9 +115,10 @@ func (x *Index) find(seq uint64) (place, *page) {
 			}
 		}
 		if at.marks>>wentOn == 0 {
-			return 0, nil
+			break
 		}
 	}
+	return 0, nil
 }
 
 // own returns a page's state to be changed. more is how many spans may come to

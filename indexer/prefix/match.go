@@ -89,7 +89,7 @@ func (q *Query) match(x *Index, m *moment, locals []uint64) bool {
 func (x *Index) look(seq, version uint64) (p *page, at int, ok bool) {
 	k := keyOf(seq)
 	if in := x.table.parts[k.part].Load(); in != nil {
-		for b := in.home(k.tag); ; b = in.next(b) {
+		for b, n := in.home(k.tag), len(in.buckets); n > 0; b, n = in.next(b), n-1 {
 			bucket := &in.buckets[b]
 			marks := atomic.LoadUint64(&bucket.marks)
 			for c := candidates(marks, k.mark); c != 0; c &= c - 1 {
