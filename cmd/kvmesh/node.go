@@ -300,6 +300,9 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 	if err != nil {
 		return err
 	}
+	if index != nil {
+		start(&early, ctx, n.dashboard(web, index, nc, js, log).Run)
+	}
 	if listener != nil {
 		start(&early, ctx, func(context.Context) error { return n.listenHTTP(web, listener) })
 		log.Info("serving HTTP", "addr", listener.Addr().String(), "role", n.role, "id", n.id)

@@ -1,8 +1,15 @@
 package main
 
 import (
+	"log/slog"
 	"net/http"
+	"strings"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvmesh/kvmesh/cmd/kvmesh/ui"
+	"github.com/kvmesh/kvmesh/indexer"
 	"github.com/kvmesh/kvmesh/indexer/api/openapi"
 )
 
@@ -15,4 +22,20 @@ func pages(front http.Handler) http.Handler {
 		}
 		front.ServeHTTP(w, r)
 	})
+}
+
+// dashboard puts the dashboard in front of what a server serves. It has to be run.
+func (n *node) dashboard(web *http.Server, index *indexer.Indexer, nc *nats.Conn, js jetstream.JetStream, log *slog.Logger) *ui.UI {
+	cfg := ui.Default(n.id)
+	cfg.Token, cfg.Stream = n.http.token, n.index.Stream
+	board, api := ui.New(cfg, index, nc, js, log), web.Handler
+	web.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if rest, ok := strings.CutPrefix(r.URL.Path, "/ui"); ok && (rest == "" || rest[0] == '/') {
+			board.ServeHTTP(w, r)
+			return
+		}
+		api.ServeHTTP(w, r)
+	})
+	web.RegisterOnShutdown(board.Close)
+	return board
 }
