@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -380,6 +381,18 @@ func TestReplyLimit(t *testing.T) {
 	}
 }
 
+// TestLargeReplyOverNATS: what NATS can't carry is refused, not lost.
+func TestLargeReplyOverNATS(t *testing.T) {
+	w := newWorld(t, options{room: 64 << 10})
+	w.register(at("w0", 0))
+	w.store(at("w0", 0), event.Device, locals(prompt(1, 1)), 0, 1)
+	entry := `{"block_hashes":[` + strconv.FormatUint(locals(prompt(1, 1))[0], 10) + `]},`
+	ask := ask{path: "kvmesh.query_by_hash.", overNATS: true, body: []byte(`{"queries":[` + strings.Repeat(entry, 1000) + `{}]}`)}
+	w.refused("a batch", withType(w.asked(ask)), 413, "too_large")
+	ask.body = []byte(`{"queries":[` + strings.Repeat(entry, 100) + `{}]}`)
+	w.want(w.asked(ask), 200, nil)
+}
+
 // TestMinLogSeq waits for the log, and not for ever.
 func TestMinLogSeq(t *testing.T) {
 	w := newWorld(t, options{config: func(c *api.Config) { c.WaitTimeout = 50 * time.Millisecond }})
@@ -408,6 +421,30 @@ func TestMinLogSeq(t *testing.T) {
 		})
 	}
 	patient.store(at("w0", 0), event.Device, locals(tokens), 1, 2)
+	tasks.Wait()
+}
+
+// TestManyWaitOverNATS: more requests wait than are answered at a time, and those
+// that don't wait come through in the end.
+func TestManyWaitOverNATS(t *testing.T) {
+	w := newWorld(t, options{})
+	tokens := prompt(1, 1)
+	w.register(at("w0", 0))
+	w.store(at("w0", 0), event.Device, locals(tokens), 0, 1)
+	data, err := json.Marshal(map[string]any{"token_ids": tokens, "min_log_seq": w.lastSeq + 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tasks sync.WaitGroup
+	for range 600 {
+		tasks.Go(func() {
+			var got answer
+			if r := w.asked(ask{path: "kvmesh.query.", body: data, overNATS: true}); r.status != 200 || json.Unmarshal(r.body, &got) != nil || got.Instances["w0"].GPU != blockSize {
+				t.Errorf("%v", r)
+			}
+		})
+	}
+	w.store(at("w0", 0), event.Host, locals(tokens), 0, 1)
 	tasks.Wait()
 }
 

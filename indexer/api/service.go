@@ -20,6 +20,8 @@ const (
 	serviceName  = "kvmesh"
 	querySubject = "kvmesh.query"
 	hashSubject  = "kvmesh.query_by_hash"
+
+	atOnce = 256 // requests that are answered at a time
 )
 
 // Listen answers queries over NATS until stop is called: requests to
@@ -43,39 +45,54 @@ func (s *Server) Listen(nc *nats.Conn, version string) (stop func() error, err e
 	if err != nil {
 		return nil, fmt.Errorf("NATS service: %w", err)
 	}
+	ctx, cancel := context.WithCancel(context.Background())
+	// A query may wait for a log sequence, and others must not wait for it. Who
+	// comes when all slots are taken waits in the client of NATS.
+	slots := make(chan struct{}, atOnce)
 	for name, endpoint := range map[string]struct{ subject, content string }{
 		"query":         {querySubject, tokenIDs},
 		"query-by-hash": {hashSubject, blockHashes},
 	} {
 		handler := micro.HandlerFunc(func(r micro.Request) {
-			// A query may wait for a log sequence; others must not wait for it.
-			go s.serveNATS(r, endpoint.subject, endpoint.content)
+			slots <- struct{}{}
+			go func() {
+				defer func() { <-slots }()
+				s.serveNATS(ctx, r, endpoint.subject, endpoint.content)
+			}()
 		})
 		if err := service.AddEndpoint(name, handler, micro.WithEndpointSubject(endpoint.subject+".*.*")); err != nil {
+			cancel()
 			return nil, errors.Join(fmt.Errorf("NATS service: %w", err), service.Stop())
 		}
 	}
-	return service.Stop, nil
+	return func() error { cancel(); return service.Stop() }, nil
 }
 
-func (s *Server) serveNATS(r micro.Request, prefix, content string) {
+func (s *Server) serveNATS(ctx context.Context, r micro.Request, prefix, content string) {
 	w := s.work(content)
 	defer s.done(w)
-	err := s.askNATS(w, r, strings.TrimPrefix(r.Subject(), prefix+"."))
-	if err != nil {
-		status, code := codeOf(err)
-		err = r.Error(strconv.Itoa(status), err.Error(), appendFailure(nil, err, code))
-	} else {
+	err := s.askNATS(ctx, w, r, strings.TrimPrefix(r.Subject(), prefix+"."))
+	if err == nil {
 		err = r.Respond(bytes.TrimSuffix(w.reply, []byte{'\n'}))
+		if errors.Is(err, nats.ErrMaxPayload) {
+			err = errReply
+		} else if err != nil {
+			s.log.Debug("NATS request not answered", "subject", r.Subject(), "error", err)
+			return
+		}
 	}
-	if err != nil {
+	if err == nil {
+		return
+	}
+	status, code := codeOf(err)
+	if err := r.Error(strconv.Itoa(status), err.Error(), appendFailure(nil, err, code)); err != nil {
 		s.log.Debug("NATS request not answered", "subject", r.Subject(), "error", err)
 	}
 }
 
 // askNATS reads what a request to the partition named by key asks, and makes the
 // reply.
-func (s *Server) askNATS(w *work, r micro.Request, key string) error {
+func (s *Server) askNATS(ctx context.Context, w *work, r micro.Request, key string) error {
 	p, err := partitionOf(key)
 	if err != nil {
 		return err
@@ -98,7 +115,7 @@ func (s *Server) askNATS(w *work, r micro.Request, key string) error {
 	for i := range w.prompts {
 		w.prompts[i].model, w.prompts[i].group = nil, nil
 	}
-	return s.answer(context.Background(), w)
+	return s.answer(ctx, w)
 }
 
 // partitionOf reads <model>.<group>.

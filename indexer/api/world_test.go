@@ -57,14 +57,18 @@ type world struct {
 type options struct {
 	config func(*api.Config)
 	server func(*http.Server)
-	unread bool // the catalog is never read
+	unread bool  // the catalog is never read
+	room   int32 // max_payload of NATS; 0: enough
 	cert   string
 	key    string
 }
 
 func newWorld(t *testing.T, o options) *world {
 	t.Helper()
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, MaxPayload: 16 << 20})
+	if o.room == 0 {
+		o.room = 16 << 20
+	}
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, MaxPayload: o.room})
 	if err != nil {
 		t.Fatal(err)
 	}
