@@ -57,7 +57,7 @@ func (s *Server) Listen(nc *nats.Conn, version string) (stop func() error, err e
 			slots <- struct{}{}
 			go func() {
 				defer func() { <-slots }()
-				s.serveNATS(ctx, r, endpoint.subject, endpoint.content)
+				s.serveNATS(ctx, nc, r, endpoint.subject, endpoint.content)
 			}()
 		})
 		if err := service.AddEndpoint(name, handler, micro.WithEndpointSubject(endpoint.subject+".*.*")); err != nil {
@@ -68,24 +68,20 @@ func (s *Server) Listen(nc *nats.Conn, version string) (stop func() error, err e
 	return func() error { cancel(); return service.Stop() }, nil
 }
 
-func (s *Server) serveNATS(ctx context.Context, r micro.Request, prefix, content string) {
+func (s *Server) serveNATS(ctx context.Context, nc *nats.Conn, r micro.Request, prefix, content string) {
 	w := s.work(content)
 	defer s.done(w)
 	err := s.askNATS(ctx, w, r, strings.TrimPrefix(r.Subject(), prefix+"."))
-	if err == nil {
+	if err == nil && int64(len(w.reply)) > nc.MaxPayload() {
+		err = errReply
+	}
+	if err != nil {
+		status, code := codeOf(err)
+		err = r.Error(strconv.Itoa(status), err.Error(), appendFailure(nil, err, code))
+	} else {
 		err = r.Respond(bytes.TrimSuffix(w.reply, []byte{'\n'}))
-		if errors.Is(err, nats.ErrMaxPayload) {
-			err = errReply
-		} else if err != nil {
-			s.log.Debug("NATS request not answered", "subject", r.Subject(), "error", err)
-			return
-		}
 	}
-	if err == nil {
-		return
-	}
-	status, code := codeOf(err)
-	if err := r.Error(strconv.Itoa(status), err.Error(), appendFailure(nil, err, code)); err != nil {
+	if err != nil {
 		s.log.Debug("NATS request not answered", "subject", r.Subject(), "error", err)
 	}
 }
