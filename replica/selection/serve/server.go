@@ -51,6 +51,7 @@ type Server struct {
 	mux      *http.ServeMux
 	arrays   arraysPool
 	json     []string
+	own      map[string]bool // first parts of the paths of mux
 }
 
 // New returns a Server. index answers all that is not for a Selector, and what it
@@ -60,7 +61,7 @@ func New(cfg Config, s *selection.Selector, roster *selection.Roster, hinter Hin
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
 	}
-	x := &Server{cfg: cfg, selector: s, roster: roster, hinter: hinter, index: index, log: logger, mux: http.NewServeMux(), json: []string{"application/json"}}
+	x := &Server{cfg: cfg, selector: s, roster: roster, hinter: hinter, index: index, log: logger, mux: http.NewServeMux(), json: []string{"application/json"}, own: map[string]bool{"workers": true, "ready": true}}
 	for _, op := range x.operations() {
 		x.handle(op)
 	}
@@ -103,6 +104,10 @@ func (x *Server) operations() []operation {
 
 // ServeHTTP implements http.Handler.
 func (x *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if !x.own[firstOf(r.URL.Path)] { // queries of the index have no time to look for other handlers
+		x.index.ServeHTTP(w, r)
+		return
+	}
 	if _, pattern := x.mux.Handler(r); pattern != "" {
 		x.mux.ServeHTTP(w, r)
 		return
@@ -119,7 +124,15 @@ func (x *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x.index.ServeHTTP(w, r)
 }
 
+// firstOf returns the first part of a path.
+func firstOf(path string) string {
+	first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+	return first
+}
+
 func (x *Server) handle(op operation) {
+	_, path, _ := strings.Cut(op.pattern, " ")
+	x.own[firstOf(path)] = true
 	x.mux.Handle(op.pattern, x.guard(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		a := x.arrays.get()
 		defer x.arrays.put(a)
