@@ -20,6 +20,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/kvmesh/kvmesh/bridge/residency"
 	"github.com/kvmesh/kvmesh/indexer/event"
 )
 
@@ -417,10 +418,23 @@ func (b *Bridge) mint(before uint64) uint64 {
 	return max(before+1, uint64(time.Now().UnixMilli()))
 }
 
+// headerRoom is for a record's headers: message id, expectations, trace.
+const headerRoom = 2048
+
+// minPayload is the least max_payload of a NATS server: one operation has to fit,
+// with room for a header and a digest.
+const minPayload = residency.MaxOp + headerRoom + 1024
+
 // maxMessage returns how large a record may be.
-func (b *Bridge) maxMessage() int {
-	const headers = 2048 // message id, expectations, trace
-	return min(b.cfg.MaxMessage, int(b.nc.MaxPayload())-headers)
+func (b *Bridge) maxMessage() int { return min(b.cfg.MaxMessage, int(b.nc.MaxPayload())-headerRoom) }
+
+// checkPayload tells whether the NATS server takes messages of the size that is
+// needed. There has to be a connection, now or earlier.
+func (b *Bridge) checkPayload() error {
+	if n := b.nc.MaxPayload(); n < minPayload {
+		return fmt.Errorf("bridge: the NATS server's max_payload is %d bytes, want %d at least", n, minPayload)
+	}
+	return nil
 }
 
 // enterRepair waits, and then for the right to make a replay request. It tells

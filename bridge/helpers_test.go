@@ -91,7 +91,8 @@ func (h *hub) InProcessConn() (net.Conn, error) {
 func (h *hub) connect() (*nats.Conn, jetstream.JetStream) {
 	h.t.Helper()
 	nc, err := nats.Connect(nats.DefaultURL, nats.InProcessServer(h), nats.MaxReconnects(-1), nats.ReconnectWait(5*time.Millisecond),
-		nats.ReconnectJitter(time.Millisecond, time.Millisecond), nats.ReconnectBufSize(-1), nats.RetryOnFailedConnect(true))
+		nats.ReconnectJitter(time.Millisecond, time.Millisecond), nats.ReconnectBufSize(-1), nats.RetryOnFailedConnect(true),
+		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
 	if err != nil {
 		h.t.Fatal(err)
 	}

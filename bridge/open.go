@@ -39,6 +39,9 @@ func (l *listener) activate() error {
 	if err != nil {
 		return err
 	}
+	if err := l.b.checkPayload(); err != nil {
+		return err
+	}
 	home := newLane(l, l.worker.Source, p)
 	lanes := []*lane{home}
 	strays, err := l.b.unregistered(l.ctx, l.worker.Source)

@@ -66,22 +66,24 @@ func (s *State) pieces() []piece {
 func (s *State) chains(ids []uint32, f func(event.Run, []event.EngineHash)) {
 	slices.SortStableFunc(ids, func(a, b uint32) int { return cmp.Compare(s.cells[a].base, s.cells[b].base) })
 	type chain struct {
-		ids    []uint32
-		blocks int
+		ids  []uint32
+		size int // bytes
 	}
 	var chains []chain
 	open := map[uint64]int{} // sequence hash of a chain's last block → number of the chain
 	for _, id := range ids {
 		head := &s.cells[id]
+		name := s.engineHash(id)
+		more := size(&name, int(head.k))
 		n, ok := open[head.parent]
-		if ok && head.flags&flagRoot == 0 && s.cells[chains[n].ids[0]].k == head.k && chains[n].blocks+int(head.k) <= maxRun {
+		if ok && head.flags&flagRoot == 0 && s.cells[chains[n].ids[0]].k == head.k && chains[n].size+more <= maxSize {
 			delete(open, head.parent)
 		} else {
 			n = len(chains)
 			chains = append(chains, chain{})
 		}
 		chains[n].ids = append(chains[n].ids, id)
-		chains[n].blocks += int(head.k)
+		chains[n].size += more
 		open[s.last(id).seq] = n
 	}
 	var locals []uint64

@@ -38,9 +38,17 @@ func (o *Ops) Shift(n int) {
 // end closes the operation that the caller has appended to Buf.
 func (o *Ops) end() { o.Ends = append(o.Ends, len(o.Buf)) }
 
-// maxRun is how many hashes one operation holds at most, so that any operation
-// fits a message.
-const maxRun = 8192
+// MaxOp is how many bytes one operation takes at most, so that any operation fits
+// a message.
+const MaxOp = 40 << 10
+
+// maxSize is what an operation is filled up to: MaxOp less what is not hashes. One
+// engine block of maxSplit index blocks fits.
+const maxSize = MaxOp - 1<<10
+
+// size returns how many bytes an engine block takes in an operation, with k hashes
+// of 8 bytes beside its name.
+func size(h *event.EngineHash, k int) int { return 8*k + 8 + len(h.Name) }
 
 // emitter writes changes as operations and joins those of a kind that follow
 // each other: a chain of blocks is one operation, and so is a list of removals.
@@ -58,20 +66,22 @@ type emitter struct {
 	hashes []uint64
 	engine []event.EngineHash
 	counts []uint64
+	size   int // bytes of them
 }
 
 func (e *emitter) begin(s *State, out *Ops) {
 	e.s, e.out, e.kind = s, out, 0
 }
 
-// open makes kind the one that is collected for a pool, and tells whether it
-// was so already.
-func (e *emitter) open(kind event.OpKind, pool uint8) bool {
-	if e.kind == kind && e.pool == pool && len(e.hashes)+len(e.engine) < maxRun {
+// open makes kind the one that is collected for a pool, with room for n bytes
+// more, and tells whether it was so already.
+func (e *emitter) open(kind event.OpKind, pool uint8, n int) bool {
+	if e.kind == kind && e.pool == pool && e.size+n <= maxSize {
+		e.size += n
 		return true
 	}
 	e.flush()
-	e.kind, e.pool = kind, pool
+	e.kind, e.pool, e.size = kind, pool, n
 	return false
 }
 
@@ -82,9 +92,11 @@ func (e *emitter) stored(id uint32, pool uint8) {
 	}
 	head := &e.s.cells[id]
 	root := head.flags&flagRoot != 0
-	if !e.open(event.OpStored, pool) || root || head.parent != e.tail || head.k != e.split {
+	name := e.s.engineHash(id)
+	n := size(&name, int(head.k))
+	if !e.open(event.OpStored, pool, n) || root || head.parent != e.tail || head.k != e.split {
 		e.flush()
-		e.kind, e.pool, e.split = event.OpStored, pool, head.k
+		e.kind, e.pool, e.split, e.size = event.OpStored, pool, head.k, n
 		e.run = event.Run{Root: root, Parent: head.parent, Base: head.base}
 		e.run.ParentName, e.run.HasParentName = e.s.parentName(id)
 	}
@@ -93,7 +105,7 @@ func (e *emitter) stored(id uint32, pool uint8) {
 		e.hashes = append(e.hashes, c.local)
 		e.tail = c.seq
 	}
-	e.engine = append(e.engine, e.s.engineHash(id))
+	e.engine = append(e.engine, name)
 }
 
 // parked tells that a block without a place has its first copy in a pool.
@@ -102,15 +114,17 @@ func (e *emitter) parked(id uint32, pool uint8) {
 		return
 	}
 	head, parent := &e.s.cells[id], e.s.parents[id]
-	if !e.open(event.OpParked, pool) || parent != e.last || head.k != e.split {
+	name := e.s.engineHash(id)
+	n := size(&name, int(head.k))
+	if !e.open(event.OpParked, pool, n) || parent != e.last || head.k != e.split {
 		e.flush()
-		e.kind, e.pool, e.split = event.OpParked, pool, head.k
+		e.kind, e.pool, e.split, e.size = event.OpParked, pool, head.k, n
 		e.parent = parent
 	}
 	for j := range uint32(head.k) {
 		e.hashes = append(e.hashes, e.s.cells[id+j].local)
 	}
-	e.engine = append(e.engine, e.s.engineHash(id))
+	e.engine = append(e.engine, name)
 	e.last = e.s.key(id)
 }
 
@@ -121,13 +135,16 @@ func (e *emitter) removed(id uint32, pool uint8, gone bool) {
 	if e.out == nil {
 		return
 	}
-	e.open(event.OpRemoved, pool)
 	c := &e.s.cells[id]
+	if c.back != 0 {
+		e.open(event.OpRemoved, pool, 8)
+	} else {
+		name := e.s.engineHash(id)
+		e.open(event.OpRemoved, pool, size(&name, 1))
+		e.engine = append(e.engine, name)
+	}
 	if gone {
 		e.hashes = append(e.hashes, c.seq)
-	}
-	if c.back == 0 {
-		e.engine = append(e.engine, e.s.engineHash(id))
 	}
 }
 
@@ -136,8 +153,9 @@ func (e *emitter) copies(id uint32, pool uint8, n uint32) {
 	if e.out == nil {
 		return
 	}
-	e.open(event.OpCopies, pool)
-	e.engine = append(e.engine, e.s.engineHash(id))
+	name := e.s.engineHash(id)
+	e.open(event.OpCopies, pool, size(&name, 1))
+	e.engine = append(e.engine, name)
 	e.counts = append(e.counts, uint64(n))
 }
 
