@@ -189,14 +189,14 @@ func TestOneLargeEvent(t *testing.T) {
 	a.oracle = newOracle(a, model.SGLang)
 	e := r.bridge()
 	e.serve(a)
-	a.publish(prompt(1, 0, 12_000)) // 192 KB of hashes
-	a.publish(chunked(2, 4096, 2))
-	named := prompt(3, 0, 500)
+	a.publish(prompt(1, 0, 5000)) // 80 KB of hashes
+	a.publish(chunked(2, 4096, 1))
+	named := prompt(3, 0, 300)
 	for i := range named.Hashes {
 		named.Hashes[i] = model.Text(fmt.Sprintf("%0250d", i))
 	}
 	a.publish(named, with(named, in("CPU")), named)
-	a.publish(with(prompt(4, 1, 5000), in("CPU"))) // parked
+	a.publish(with(prompt(4, 1, 2500), in("CPU"))) // parked
 	a.publish(evict(1, "", 3))
 	r.synced(a)
 	e.kill()

@@ -104,8 +104,10 @@ func (l *listener) repairLoop() {
 		}
 		// Each request asks for the batch that was applied last, too: it tells
 		// whether the engine is still the same, which may have started again
-		// unheard, and a trimmed ring from a batch that is absent.
-		q := request{conn: l.conn, start: l.next, overlap: l.next > 0, verify: l.verify, census: census}
+		// unheard, and a trimmed ring from a batch that is absent. The second
+		// attempt does not: an answer may have room for one batch only.
+		overlap := l.next > 0 && (l.verify || l.repair.attempts != 1)
+		q := request{conn: l.conn, start: l.next, overlap: overlap, verify: l.verify, census: census}
 		switch {
 		case q.census:
 			q.start, q.overlap = 0, false
