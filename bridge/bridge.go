@@ -108,6 +108,11 @@ func (b *Bridge) Run(ctx context.Context) error {
 		return fmt.Errorf("bridge: subscribe to status requests: %w", err)
 	}
 	defer statuses.Unsubscribe()
+	names, err := b.nc.Subscribe(event.NamesSubject(">"), b.namesAsked)
+	if err != nil {
+		return fmt.Errorf("bridge: subscribe to requests for names: %w", err)
+	}
+	defer names.Unsubscribe()
 	b.mu.Lock()
 	b.done = ctx
 	for _, s := range b.slots {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 )
 
@@ -16,9 +17,10 @@ func (d *described) selections() {
 		"total_kv_blocks": 1000, "stable_routing_id": "s", "is_eagle": false, "taints": []string{"x"}, "topology_domains": object{"zone": "z"},
 		"kv_transfer_domain": "zone", "kv_transfer_enforcement": "preferred", "kv_transfer_preferred_weight": 0.5, "router_hint_worker_type": "decode",
 		"router_hint_source_control_endpoints": object{"0": "tcp://127.0.0.1:9"}, "engine": "vllm", "topic": "kv", "labels": object{"zone": "a"}, "draining": false,
-		"kv_events_endpoints": object{},
+		"kv_events_endpoints": object{}, "replay_endpoints": object{},
 	}
 	full["kv_events_endpoints"] = object{"0": full["kv_events_endpoint"]}
+	full["replay_endpoints"] = object{"0": full["replay_endpoint"]}
 	d.call("POST", "/workers", object{"worker_id": 8, "model_name": "sel"}, 201) // incomplete
 	d.call("POST", "/workers", full, 201)
 	d.call("PATCH", "/workers/s", object{"endpoint": "http://t", "taints": []string{"y"}, "draining": true}, 200)
@@ -101,6 +103,45 @@ func (d *described) selections() {
 			}
 		}
 	}
+	d.hint()
 	d.call("DELETE", "/workers/s", nil, 200)
 	d.call("DELETE", "/workers/8", nil, 200)
+}
+
+// hint selects a worker that holds less than another one.
+func (d *described) hint() {
+	d.t.Helper()
+	type object = map[string]any
+	for _, id := range []string{"w0", "7"} {
+		before := at(d.worker(id), "endpoints")
+		got := d.call("PATCH", "/workers/"+id, object{"endpoint": "http://" + id, "router_hint_worker_type": "decode",
+			"router_hint_source_control_endpoints": object{"0": "tcp://" + id + ":9"}}, 200)
+		if at(got, "lifecycle") != "schedulable" || fmt.Sprint(at(d.worker(id), "endpoints")) != fmt.Sprint(before) {
+			d.t.Errorf("described: %v, it was registered with %v", got, before)
+		}
+	}
+	for _, path := range []string{"/select", "/select_and_reserve"} {
+		r := d.call("POST", path, object{"model_name": "m", "token_ids": []int{1, 2, 3, 4, 5, 6, 7, 8, 9}, "selection_id": "h", "pinned_worker": object{"worker_id": "7"}}, 200)
+		h := at(r, "router_hint")
+		if at(h, "source_control_endpoint") != "tcp://w0:9" || fmt.Sprint(at(h, "block_hashes")) != "[11 12]" || at(h, "source_worker_id") != "w0" {
+			d.t.Errorf("%s: hint %v", path, h)
+		}
+	}
+	d.call("DELETE", "/reservations/h", nil, 200)
+	r := d.call("POST", "/select", object{"model_name": "m", "token_ids": []int{1, 2, 3, 4, 5, 6, 7, 8}, "pinned_worker": object{"worker_id": "w0"}}, 200)
+	if at(r, "router_hint") != nil {
+		d.t.Errorf("the best stocked worker got a hint: %v", r)
+	}
+}
+
+// worker returns what /workers says of one.
+func (d *described) worker(id string) any {
+	d.t.Helper()
+	for _, w := range d.call("GET", "/workers", nil, 200).([]any) {
+		if fmt.Sprint(at(w, "instance_id")) == id {
+			return w
+		}
+	}
+	d.t.Fatalf("no worker %s", id)
+	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -92,11 +93,14 @@ func (c *chooser) describe(js jetstream.JetStream, catalog *replica.Catalog, rep
 	c.roster = selection.NewRoster(js, cfg, c.selector, catalog, log)
 }
 
+// hintTimeout is how long an answer waits for the names of the blocks in its hint.
+const hintTimeout = 200 * time.Millisecond
+
 // door puts the selection's paths in front of the index's, and answers over NATS.
 func (c *chooser) door(nc *nats.Conn, token string, index http.Handler, log *slog.Logger) (http.Handler, error) {
 	cfg := serve.Default()
 	cfg.Token = token
-	door := serve.New(cfg, c.selector, c.roster, nil, index, log)
+	door := serve.New(cfg, c.selector, c.roster, selection.NewHinter(nc, hintTimeout), index, log)
 	_, err := door.Listen(nc, version())
 	return door, err
 }

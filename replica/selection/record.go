@@ -65,10 +65,11 @@ type Record struct {
 	HintControlEndpoints map[string]string `json:"router_hint_source_control_endpoints,omitempty"`
 
 	// What other services do not have.
-	Engine   *string           `json:"engine,omitempty"`
-	Topic    *string           `json:"topic,omitempty"`
-	Labels   map[string]string `json:"labels,omitempty"`
-	Draining bool              `json:"draining,omitempty"`
+	ReplayEndpoints map[string]string `json:"replay_endpoints,omitempty"`
+	Engine          *string           `json:"engine,omitempty"`
+	Topic           *string           `json:"topic,omitempty"`
+	Labels          map[string]string `json:"labels,omitempty"`
+	Draining        bool              `json:"draining,omitempty"`
 
 	// Only in answers.
 	Lifecycle Lifecycle `json:"lifecycle,omitempty"`
@@ -101,7 +102,7 @@ func (r Record) Patch(data []byte) (Record, error) {
 	// A map is replaced, not added to.
 	for name, at := range map[string]*map[string]string{
 		"kv_events_endpoints": &r.KVEventsEndpoints, "topology_domains": &r.TopologyDomains,
-		"router_hint_source_control_endpoints": &r.HintControlEndpoints, "labels": &r.Labels,
+		"router_hint_source_control_endpoints": &r.HintControlEndpoints, "labels": &r.Labels, "replay_endpoints": &r.ReplayEndpoints,
 	} {
 		if v, ok := fields[name]; ok && string(v) != "null" {
 			*at = nil
@@ -152,6 +153,9 @@ func (r *Record) Worker() (Worker, error) {
 	if w.EventEndpoints, err = byRank("kv_events_endpoints", r.KVEventsEndpoints); err != nil {
 		return w, err
 	}
+	if w.ReplayEndpoints, err = byRank("replay_endpoints", r.ReplayEndpoints); err != nil {
+		return w, err
+	}
 	if w.HintEndpoints, err = byRank("router_hint_source_control_endpoints", r.HintControlEndpoints); err != nil {
 		return w, err
 	}
@@ -186,7 +190,7 @@ func RecordOf(st *Status) Record {
 	}
 	r := Record{
 		WorkerID: ID{w.Instance, w.IntegerID}, ModelName: w.Model, RoutingGroup: w.Group, Endpoint: some(w.Endpoint),
-		KVEventsEndpoints: text(w.EventEndpoints), ReplayEndpoint: some(w.ReplayEndpoint), BlockSize: some(w.BlockSize),
+		KVEventsEndpoints: text(w.EventEndpoints), ReplayEndpoint: some(w.ReplayEndpoint), ReplayEndpoints: text(w.ReplayEndpoints), BlockSize: some(w.BlockSize),
 		StartRank: &w.StartRank, Size: &w.Ranks, MaxBatchedTokens: some(w.MaxBatchedTokens), TotalBlocks: some(w.TotalBlocks),
 		StableRoutingID: some(w.StableRoutingID), Eagle: some(w.Eagle), Taints: w.Taints, TopologyDomains: w.TopologyDomains,
 		TransferDomain: some(w.TransferDomain), TransferEnforcement: some(w.TransferEnforcement), TransferWeight: w.TransferWeight,

@@ -270,12 +270,16 @@ func (s *Selector) Workers() []Status {
 		if s.described[key] != nil {
 			continue
 		}
-		w := Worker{StartRank: math.MaxUint32, EventEndpoints: map[uint32]string{}}
+		w := Worker{StartRank: math.MaxUint32, EventEndpoints: map[uint32]string{}, ReplayEndpoints: map[uint32]string{}}
 		for rank, r := range ranks {
 			w.Instance, w.Model, w.Group, w.IntegerID, w.BlockSize = r.Instance, r.Model, r.Group, r.IntegerID, r.BlockSize
 			w.StartRank = min(w.StartRank, rank)
 			w.Ranks++
-			w.EventEndpoints[rank], w.ReplayEndpoint = r.Endpoint, r.ReplayEndpoint
+			w.Engine, w.Topic, w.Labels = r.Engine, r.Topic, r.Labels
+			w.EventEndpoints[rank] = r.Endpoint
+			if r.ReplayEndpoint != "" {
+				w.ReplayEndpoints[rank] = r.ReplayEndpoint
+			}
 		}
 		out = append(out, Status{Worker: w, Lifecycle: Schedulable})
 	}

@@ -23,10 +23,11 @@ type Worker struct {
 	// StartRank and Ranks are its data-parallel ranks: Ranks of them from
 	// StartRank on.
 	StartRank, Ranks uint32
-	// EventEndpoints are the engine's PUB sockets by rank, and ReplayEndpoint
-	// its ROUTER socket.
-	EventEndpoints map[uint32]string
-	ReplayEndpoint string
+	// EventEndpoints are the engine's PUB sockets by rank, and ReplayEndpoints
+	// its ROUTER sockets; ReplayEndpoint is that of the ranks that have none
+	// there.
+	EventEndpoints, ReplayEndpoints map[uint32]string
+	ReplayEndpoint                  string
 	// Engine, Topic and Labels are as in event.Worker.
 	Engine, Topic string
 	Labels        map[string]string
@@ -113,9 +114,13 @@ func (w *Worker) Registrations() []event.Worker {
 	var out []event.Worker
 	for _, rank := range w.ranks() {
 		if endpoint := w.EventEndpoints[rank]; endpoint != "" {
+			replay, ok := w.ReplayEndpoints[rank]
+			if !ok {
+				replay = w.ReplayEndpoint
+			}
 			out = append(out, event.Worker{
 				Source:   event.Source{Model: w.Model, Group: w.Group, Instance: w.Instance, Rank: rank},
-				Endpoint: endpoint, ReplayEndpoint: w.ReplayEndpoint, BlockSize: w.BlockSize, IntegerID: w.IntegerID,
+				Endpoint: endpoint, ReplayEndpoint: replay, BlockSize: w.BlockSize, IntegerID: w.IntegerID,
 				Engine: w.Engine, Topic: w.Topic, Labels: w.Labels,
 			})
 		}

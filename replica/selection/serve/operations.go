@@ -2,6 +2,8 @@ package serve
 
 import (
 	"context"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -117,9 +119,24 @@ type workerLoad struct {
 
 type hint struct {
 	Endpoint    string       `json:"source_control_endpoint"`
-	BlockHashes []uint64     `json:"block_hashes"`
+	BlockHashes []blockName  `json:"block_hashes"`
 	WorkerID    selection.ID `json:"source_worker_id"`
 	Rank        uint32       `json:"source_dp_rank"`
+}
+
+// blockName is an engine's name of a block: an integer, a text, or bytes, which are
+// written in hexadecimal.
+type blockName event.EngineHash
+
+// MarshalJSON implements json.Marshaler.
+func (n blockName) MarshalJSON() ([]byte, error) {
+	switch {
+	case n.Name == nil:
+		return strconv.AppendUint(nil, n.Bits, 10), nil
+	case n.Text:
+		return json.Marshal(string(n.Name))
+	}
+	return json.Marshal(hex.EncodeToString(n.Name))
 }
 
 // selectReply is the answer to /select and /select_and_reserve.
@@ -259,10 +276,14 @@ func (x *Server) hint(ctx context.Context, r *selection.Request, better *selecti
 	if x.hinter == nil {
 		return nil
 	}
-	hashes, err := x.hinter.EngineHashes(ctx, better.Source, r.Locals[:min(int(better.Blocks), len(r.Locals))])
-	if err != nil || len(hashes) == 0 {
+	names, err := x.hinter.EngineHashes(ctx, better.Source, r.Locals[:min(int(better.Blocks), len(r.Locals))])
+	if err != nil || len(names) == 0 {
 		x.log.Debug("no hint", "source", better.Source.Key(), "error", err)
 		return nil
+	}
+	hashes := make([]blockName, len(names))
+	for i, n := range names {
+		hashes[i] = blockName(n)
 	}
 	integer := false
 	if p, err := x.selector.Partition(r.Partition); err == nil {

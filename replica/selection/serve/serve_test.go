@@ -330,6 +330,7 @@ func TestSelectionOverNATS(t *testing.T) {
 			t.Errorf("%s: %v %v", op, got, code)
 		}
 	}
+	idle(t, a, b)
 	if got, code := ask("free."+id, ""); code != "404" || got["code"] != "unknown_reservation" {
 		t.Errorf("free again: %v %v", got, code)
 	}

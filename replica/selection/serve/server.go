@@ -20,12 +20,12 @@ import (
 	"github.com/kvmesh/kvmesh/replica/selection"
 )
 
-// Hinter knows the engine's own names of blocks.
+// Hinter knows the engine's own names of blocks. *selection.Hinter is one.
 type Hinter interface {
 	// EngineHashes returns the engine's names of the first blocks of a prompt,
 	// given by its local hashes, that a source holds: from the first block
 	// on, without a hole.
-	EngineHashes(ctx context.Context, s event.Source, locals []uint64) ([]uint64, error)
+	EngineHashes(ctx context.Context, s event.Source, locals []uint64) ([]event.EngineHash, error)
 }
 
 // Config is how a Server works.
