@@ -49,6 +49,9 @@ func newMetrics(provider metric.MeterProvider) (*metrics, error) {
 	var errs []error
 	counter := func(at *metric.Int64Counter, name, unit, help string) {
 		c, err := meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(help))
+		if err == nil {
+			c.Add(context.Background(), 0) // there from the beginning, so that its first increase is one
+		}
 		*at, errs = c, append(errs, err)
 	}
 	counter(&m.batches, "kvmesh.bridge.batches", "{batch}", "Engine batches applied.")

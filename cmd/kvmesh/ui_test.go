@@ -99,7 +99,9 @@ func TestDashboard(t *testing.T) {
 		for _, view := range []string{"workers", "blocks", "replicas", "prompt", "events"} {
 			b.click(`#tabs a[href="#` + view + `"]`)
 			b.until(view+" is shown", `document.getElementById("view").dataset.view === `+quoted(view)+` && document.querySelector('#tabs a[aria-current]').hash === "#`+view+`"`)
-			b.visit(view)
+			if look.name == "desk-light" || look.name == "phone-dark" {
+				b.visit(view)
+			}
 			b.until(view+" fits the screen", `document.documentElement.scrollWidth <= innerWidth`)
 			b.shot(look.name + "-" + view)
 		}

@@ -72,6 +72,9 @@ func newMetrics(provider MeterProvider, s *Shared) (*metrics, error) {
 	var errs []error
 	counter := func(at *metric.Int64Counter, name, unit, help string) {
 		c, err := meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(help))
+		if err == nil {
+			c.Add(context.Background(), 0) // there from the beginning, so that its first increase is one
+		}
 		*at, errs = c, append(errs, err)
 	}
 	gauge := func(name, unit, help string) metric.Int64ObservableGauge {

@@ -34,6 +34,11 @@ func newMetrics(provider load.MeterProvider, s *Selector) (*metrics, error) {
 	var err error
 	m.selections, err = meter.Int64Counter("kvmesh.selection.selections", metric.WithUnit("{selection}"), metric.WithDescription("Selections, by their result."))
 	errs = append(errs, err)
+	if err == nil { // there from the beginning, so that its first increase is one
+		for _, with := range []metric.MeasurementOption{m.ok, m.failed, m.full, m.overloaded} {
+			m.selections.Add(m.ctx, 0, with)
+		}
+	}
 	workers, err := meter.Int64ObservableGauge("kvmesh.selection.workers", metric.WithUnit("{rank}"), metric.WithDescription("Worker ranks that can be chosen."))
 	errs = append(errs, err)
 	queued, err := meter.Int64ObservableGauge("kvmesh.selection.queued", metric.WithUnit("{request}"), metric.WithDescription("Requests that are held back because all workers are busy."))

@@ -52,7 +52,7 @@ type Config struct {
 
 // Default returns the configuration that fits most fleets: an hour of charts.
 func Default(id string) Config {
-	return Config{ID: id, Interval: 5 * time.Second, Samples: 720, Tails: 16, Gather: 400 * time.Millisecond, Stream: "KV"}
+	return Config{ID: id, Interval: 2 * time.Second, Samples: 1800, Tails: 16, Gather: 400 * time.Millisecond, Stream: "KV"}
 }
 
 // UI is the dashboard of one replica.

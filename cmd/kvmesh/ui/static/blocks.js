@@ -10,10 +10,10 @@ export function show(main, server, signal) {
   const charts = h("div", {});
   main.append(tiles, wrong, charts);
   let samples = [];
-  poll(signal, 2500, async () => {
+  poll(signal, 2000, async () => {
     const last = samples.at(-1)?.t ?? 0;
     const more = await server.read("/ui/data/history?after=" + last, { signal });
-    samples = samples.concat(more.samples).slice(-720);
+    samples = samples.concat(more.samples).slice(-1800);
     if (!samples.length) return;
     const now = samples.at(-1);
     tiles.replaceChildren(...tiers.map((t, i) => tile(n(now.blocks[i]), t)), tile(n(now.sources), "sources"), tile(n(now.gaps), "gaps", now.gaps && "bad"));
