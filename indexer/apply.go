@@ -44,7 +44,14 @@ func (x *Indexer) applyRecord(name event.Source, seq uint64, subject string, dat
 	s.staged = nil // an unfinished checkpoint ends here
 	h := x.dec.Header
 	blocks := 0
+	var old []*source
+	if h.Incarnation > s.incarnation {
+		s.outlived(h.Incarnation, func(o *source) { old = append(old, o) })
+	}
 	s.part.index.Update(seq, func(w prefix.Writer) {
+		for _, o := range old {
+			w.Drop(o.holder)
+		}
 		for ; more; more = x.dec.Next() {
 			blocks += x.op(w, s, seq)
 		}
@@ -55,6 +62,9 @@ func (x *Indexer) applyRecord(name event.Source, seq uint64, subject string, dat
 	})
 	x.metrics.blocks.Add(x.metrics.ctx, int64(blocks))
 	x.header(s, &h)
+	for _, o := range old {
+		x.leave(o)
+	}
 	if s.retired {
 		x.forget(s, seq)
 	}
@@ -81,6 +91,11 @@ func (x *Indexer) source(name event.Source, seq uint64) *source {
 // sequence.
 func (x *Indexer) forget(s *source, seq uint64) {
 	s.part.index.Update(seq, func(w prefix.Writer) { w.Drop(s.holder) })
+	x.leave(s)
+}
+
+// leave takes a source out of the tables; the index has dropped it.
+func (x *Indexer) leave(s *source) {
 	delete(s.part.sources, s)
 	delete(x.sources, s.name)
 	x.dropIfEmpty(s.part)
@@ -120,6 +135,8 @@ func (x *Indexer) op(w prefix.Writer, s *source, seq uint64) (blocks int) {
 		s.lost += op.To - op.From + 1
 	case event.OpGaps:
 		s.gaps, s.lost = op.From, op.To
+	case event.OpHome:
+		s.home, s.hasHome = op.Home, true
 	case event.OpDigest:
 		if s.digests != op.Digests {
 			x.log.Error("digest differs", "instance", s.name.Instance, "rank", s.name.Rank, "log_seq", seq, "have", s.digests, "want", op.Digests)

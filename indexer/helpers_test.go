@@ -75,9 +75,10 @@ func newWorld(t *testing.T, seed uint64) *world {
 
 func (w *world) makeStream() {
 	w.t.Helper()
-	if _, err := w.js.CreateStream(w.ctx, event.StreamConfig(indexer.Default().Stream, 1)); err != nil {
-		w.t.Fatal(err)
-	}
+	w.await("the stream is made", func() bool {
+		_, err := w.js.CreateStream(w.ctx, event.StreamConfig(indexer.Default().Stream, 1))
+		return err == nil
+	})
 }
 
 func (w *world) startNATS() {

@@ -73,6 +73,8 @@ type source struct {
 	diverged    bool
 	asked       time.Time // when a checkpoint was asked for last
 
+	home    uint32    // rank whose engine names this one
+	hasHome bool      //
 	gone    bool      // its worker was registered, and is no longer
 	orphan  time.Time // since when no worker is registered for it
 	ignored bool      // it was dropped for that
@@ -82,10 +84,29 @@ type source struct {
 	first  uint64   // log sequence of the first of them
 }
 
-// registered tells whether the instance of a source has a worker, and the rank
-// itself was not unregistered. Ranks that only batches name have no worker of
-// their own.
-func (s *source) registered() bool { return s.part.instances[s.name.Instance] != nil && !s.gone }
+// registered tells whether a source has a worker: its own or, if only batches
+// name its rank, that of the engine that does so.
+func (s *source) registered() bool {
+	in := s.part.instances[s.name.Instance]
+	if in == nil || s.gone {
+		return false
+	}
+	if _, own := in.workers[s.name.Rank]; own || !s.hasHome {
+		return true
+	}
+	_, ok := in.workers[s.home]
+	return ok
+}
+
+// outlived calls f for the ranks that only batches of a source's engine name, and
+// whose state is of an earlier life of it than the given one.
+func (s *source) outlived(incarnation uint64, f func(*source)) {
+	for o := range s.part.sources {
+		if o.hasHome && o.home == s.name.Rank && o != s && o.name.Instance == s.name.Instance && o.incarnation < incarnation {
+			f(o)
+		}
+	}
+}
 
 // answered tells whether a source is one to answer with.
 func (s *source) answered() bool { return s.registered() && !s.diverged && !s.ignored }

@@ -32,8 +32,8 @@ type Header struct {
 	Fingerprint uint64
 }
 
-// OpKind tells what an operation does. Kinds up to OpRetired are for indexers;
-// those after it are what a bridge needs to read its own state back, and an
+// OpKind tells what an operation does. Kinds up to OpRetired, and OpHome, are for
+// indexers; the others are what a bridge needs to read its own state back, and an
 // indexer skips them.
 type OpKind uint8
 
