@@ -31,6 +31,7 @@ type Bridge struct {
 	js      jetstream.JetStream
 	log     *slog.Logger
 	metrics *metrics
+	trace   *tracing
 	repairs chan struct{} // one token a replay request
 
 	mu     sync.Mutex
@@ -87,6 +88,7 @@ func New(nc *nats.Conn, js jetstream.JetStream, cfg Config, opts Options) (*Brid
 		js:      js,
 		log:     opts.Logger,
 		metrics: m,
+		trace:   newTracing(opts.Tracer),
 		repairs: make(chan struct{}, cfg.Repairs),
 		slots:   map[event.Source]*slot{},
 		known:   map[event.Source]bool{},

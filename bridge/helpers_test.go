@@ -18,6 +18,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	sdk "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/goleak"
 
 	"github.com/kvmesh/kvmesh/bridge"
@@ -114,7 +115,8 @@ type rig struct {
 	log *feed.Reader
 
 	actors map[event.Source]*actor
-	loose  bool // records are not compared with the actors
+	tracer trace.TracerProvider // of bridges
+	loose  bool                 // records are not compared with the actors
 
 	mu       sync.Mutex
 	statuses map[string]event.ListenerStatus // what bridges said last of each source
@@ -248,7 +250,7 @@ func (r *rig) bridge(change ...func(*bridge.Config)) *edge {
 		log = slog.New(slog.DiscardHandler)
 	}
 	var err error
-	if e.Bridge, err = bridge.New(e.nc, e.js, cfg, bridge.Options{Logger: log, Meter: provider}); err != nil {
+	if e.Bridge, err = bridge.New(e.nc, e.js, cfg, bridge.Options{Logger: log, Meter: provider, Tracer: r.tracer}); err != nil {
 		r.t.Fatal(err)
 	}
 	var ctx context.Context

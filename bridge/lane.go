@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/nats-io/nuid"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/kvmesh/kvmesh/bridge/residency"
 	"github.com/kvmesh/kvmesh/indexer/event"
@@ -42,8 +43,9 @@ type lane struct {
 	recalled    mark   // the last batch that is in the state; none after a reset
 
 	// The publisher's own.
-	log    publication
-	digest []byte // scratch
+	log     publication
+	digest  []byte               // scratch
+	batches []*trace.SpanContext // sampled batches that the next record has something of
 }
 
 // mark is where the operations of a batch end, or those of no batch, such as a
@@ -55,6 +57,7 @@ type mark struct {
 	fingerprint uint64
 	ops         int // operations up to here
 	digests     event.Digests
+	span        *trace.SpanContext // of the batch, if it is sampled
 }
 
 // newLane returns the lane of a source with what the log says of it. Whoever
@@ -174,6 +177,7 @@ func (n *lane) takeLocked(b []byte, max int) ([]byte, event.Header) {
 	h := n.header(n.marks[:count])
 	ops := 1
 	if count > 0 {
+		n.follow(n.marks[:count])
 		last := &n.marks[count-1]
 		ops = last.ops
 		n.digest = event.AppendDigest(n.digest[:0], &last.digests)
@@ -183,6 +187,7 @@ func (n *lane) takeLocked(b []byte, max int) ([]byte, event.Header) {
 			ops++
 		}
 		h.Partial = true
+		n.follow(n.marks[:1])
 		b = event.AppendRecord(b, h, ops, n.ops.Buf[:n.size(ops)])
 	}
 	n.taken(ops, count, len(b), first)
@@ -244,6 +249,7 @@ func (n *lane) landed() {
 // run publishes until ctx ends, and then what is left until the Bridge's stop
 // timeout. It returns why it could not go on.
 func (n *lane) run(ctx context.Context) error {
+	defer func() { n.log.traced(context.Cause(ctx)) }() // if a record is in flight still
 	for {
 		select {
 		case <-n.wake:
@@ -321,6 +327,7 @@ func (n *lane) checkpoint(ctx context.Context) error {
 	var last event.Header
 	if n.log.anew {
 		n.header(n.marks)
+		n.follow(n.marks)
 		n.ops.Reset()
 		n.marks = n.marks[:0]
 	} else {

@@ -87,6 +87,7 @@ func newListener(ctx context.Context, cancel context.CancelCauseFunc, b *Bridge,
 		heard:   time.Now(),
 	}
 	l.account.dropped = map[string]uint64{}
+	l.window.timed = b.trace != nil
 	return l
 }
 
@@ -241,7 +242,7 @@ func (l *listener) live(seq uint64, payload []byte) {
 	case seq < l.next:
 		l.old(seq, payload, late)
 	case seq == l.next:
-		if l.accept(seq, l.conn, payload) {
+		if l.accept(seq, l.conn, payload, l.heard) {
 			l.drain()
 		}
 	case l.replays() && !l.repair.resting():
@@ -252,7 +253,7 @@ func (l *listener) live(seq uint64, payload []byte) {
 			reason = event.ReasonUnreachable
 		}
 		l.lose(seq-1, reason)
-		if l.accept(seq, l.conn, payload) {
+		if l.accept(seq, l.conn, payload, l.heard) {
 			l.drain()
 		}
 	}
@@ -273,7 +274,7 @@ func (l *listener) drain() {
 		b := l.window.Pop()
 		if b.seq < l.next {
 			l.old(b.seq, b.payload, l.proven)
-		} else if !l.accept(b.seq, b.conn, b.payload) {
+		} else if !l.accept(b.seq, b.conn, b.payload, b.at) {
 			return
 		}
 	}
@@ -293,10 +294,12 @@ func (l *listener) old(seq uint64, payload []byte, late bool) {
 	l.live(seq, payload)
 }
 
-// accept applies the batch whose turn it is. It tells whether that was
-// possible: if not, the batch is in the window.
-func (l *listener) accept(seq, conn uint64, payload []byte) bool {
+// accept applies the batch whose turn it is, which came at a time, or just now. It
+// tells whether that was possible: if not, the batch is in the window.
+func (l *listener) accept(seq, conn uint64, payload []byte, at time.Time) bool {
+	times := l.b.trace.time(at)
 	err := l.decoder.Decode(payload, &l.batch)
+	times.done()
 	if err == nil && l.meetPublisher() && seq > 0 {
 		l.window.Add(seq, l.conn, payload)
 		return false
@@ -306,9 +309,10 @@ func (l *listener) accept(seq, conn uint64, payload []byte) bool {
 		l.openLane(l.batch.Rank)
 		return false
 	}
+	span := l.b.trace.batch(l, seq, len(payload), conn == 0, &times, err)
 	if err != nil {
 		l.drop("undecodable", 1)
-		l.log.Warn("undecodable batch", "batch", seq, "error", err)
+		l.log.WarnContext(span.context(l.ctx), "undecodable batch", "batch", seq, "error", err)
 		l.loss(seq, seq, event.ReasonUndecodable)
 	} else {
 		l.apply(seq)
@@ -319,7 +323,7 @@ func (l *listener) accept(seq, conn uint64, payload []byte) bool {
 	print := hash.Bytes(payload)
 	l.next = seq + 1
 	l.recent.add(seq, print)
-	m := mark{batch: true, seq: seq, ts: l.batch.TS, fingerprint: print}
+	m := mark{batch: true, seq: seq, ts: l.batch.TS, fingerprint: print, span: span.end()}
 	for _, lane := range l.lanes {
 		if lane == l.home || lane.touched {
 			lane.mark(m)

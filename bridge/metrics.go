@@ -9,13 +9,16 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/trace"
 )
 
-// Options are what a Bridge takes from its surroundings. The zero Options log
-// nothing and measure nothing.
+// Options are what a Bridge takes from its surroundings. The zero Options log,
+// measure and trace nothing.
 type Options struct {
 	Logger *slog.Logger
 	Meter  metric.MeterProvider
+	// Tracer makes spans of batches and records; nil: nothing is traced.
+	Tracer trace.TracerProvider
 }
 
 func (o Options) withDefaults() Options {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/kvmesh/kvmesh/indexer/event"
 )
@@ -31,14 +32,15 @@ const (
 
 // publication is where the publisher of a lane stands.
 type publication struct {
-	session         string // sets the message ids of this lane apart from those of any other
-	lastSeq         uint64 // last sequence of the subject
-	bytes           int    // in the log since the last checkpoint, and in that
-	checkpointBytes int    // in the last checkpoint
-	record          []byte // the record in flight, or memory for the next one
-	id              string // message id of the record in flight; "" if there is none
-	count           uint64 // records so far
-	anew            bool   // the log has lost what was written before
+	session         string     // sets the message ids of this lane apart from those of any other
+	lastSeq         uint64     // last sequence of the subject
+	bytes           int        // in the log since the last checkpoint, and in that
+	checkpointBytes int        // in the last checkpoint
+	record          []byte     // the record in flight, or memory for the next one
+	id              string     // message id of the record in flight; "" if there is none
+	count           uint64     // records so far
+	anew            bool       // the log has lost what was written before
+	span            trace.Span // of the record in flight, if it is traced
 }
 
 // publish publishes a record, and returns when JetStream has stored it, or ctx
@@ -46,6 +48,7 @@ type publication struct {
 func (n *lane) publish(ctx context.Context, record []byte, h event.Header) error {
 	n.log.record = record
 	n.log.count++
+	n.log.span = n.l.b.trace.record(ctx, n, &h, len(record))
 	n.log.id = fmt.Sprintf("%s|%d|%d|%s.%d", n.subject, h.Incarnation, h.Last, n.log.session, n.log.count)
 	return n.settle(ctx)
 }
@@ -68,13 +71,15 @@ func (n *lane) settle(ctx context.Context) error {
 			n.log.lastSeq = seq
 			n.log.bytes += len(n.log.record)
 			n.log.id = ""
+			n.log.traced(nil)
 			n.l.published()
 			n.l.b.metrics.published(ctx, len(n.log.record), time.Since(start))
 			n.landed()
 			return nil
 		}
 		if errors.Is(err, errLogLost) {
-			n.l.log.Warn("the log has lost this source: writing a checkpoint", "subject", n.subject)
+			n.l.log.WarnContext(n.log.context(ctx), "the log has lost this source: writing a checkpoint", "subject", n.subject)
+			n.log.traced(err)
 			n.log.lastSeq, n.log.bytes, n.log.checkpointBytes, n.log.id, n.log.anew = 0, 0, 0, "", true
 			n.l.mu.Lock()
 			for _, other := range n.l.lanes { // nobody asks for ranks without a worker
@@ -86,11 +91,13 @@ func (n *lane) settle(ctx context.Context) error {
 			return err
 		}
 		if errors.Is(err, ErrFenced) || errors.Is(err, nats.ErrConnectionClosed) { // closed for good
+			n.log.traced(err)
 			return err
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
+		n.log.retried(err)
 		n.l.failed(fmt.Errorf("publish: %w", err))
 		select {
 		case <-time.After(backoff):
@@ -107,7 +114,7 @@ func (n *lane) try(ctx context.Context) (uint64, error) {
 	b := n.l.b
 	ctx, cancel := context.WithTimeout(ctx, b.cfg.PublishTimeout)
 	defer cancel()
-	msg := &nats.Msg{Subject: n.subject, Data: n.log.record}
+	msg := &nats.Msg{Subject: n.subject, Data: n.log.record, Header: n.log.header(ctx)}
 	ack, err := b.js.PublishMsg(ctx, msg,
 		jetstream.WithMsgID(n.log.id),
 		jetstream.WithExpectLastSequencePerSubject(n.log.lastSeq),

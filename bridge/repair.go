@@ -231,7 +231,7 @@ func (l *listener) replayed(q *request, seq uint64, payload []byte) (done bool) 
 	}
 	switch {
 	case seq == l.next && !l.opening:
-		if l.accept(seq, 0, payload) {
+		if l.accept(seq, 0, payload, time.Time{}) {
 			l.drain()
 		}
 	case seq >= l.next && l.window.bytes+len(payload) <= l.b.cfg.MaxHeld:

@@ -1,6 +1,9 @@
 package bridge
 
-import "container/heap"
+import (
+	"container/heap"
+	"time"
+)
 
 // window holds batches of one engine that can't be applied yet, because
 // others before them are missing. It is the place where live messages and
@@ -9,6 +12,7 @@ type window struct {
 	batches heldBatches
 	has     map[uint64]bool
 	bytes   int
+	timed   bool // batches have the time of their arrival
 }
 
 // heldBatch is a batch with its number. The payload is the window's own.
@@ -16,6 +20,7 @@ type heldBatch struct {
 	seq     uint64
 	conn    uint64 // number of the connection it came over; 0 for a replayed one
 	payload []byte
+	at      time.Time // when it came; zero unless timed
 }
 
 // Len returns how many batches are held.
@@ -35,7 +40,11 @@ func (w *window) Add(seq, conn uint64, payload []byte) {
 	}
 	w.has[seq] = true
 	w.bytes += len(payload)
-	heap.Push(&w.batches, heldBatch{seq, conn, append([]byte(nil), payload...)})
+	b := heldBatch{seq: seq, conn: conn, payload: append([]byte(nil), payload...)}
+	if w.timed {
+		b.at = time.Now()
+	}
+	heap.Push(&w.batches, b)
 }
 
 // Pop takes out the batch with the lowest number.
