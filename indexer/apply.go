@@ -28,7 +28,8 @@ func (x *Indexer) applyRecord(name event.Source, seq uint64, subject string, dat
 	defer x.advance(seq)
 	if err != nil {
 		x.metrics.bad.Add(x.metrics.ctx, 1)
-		x.log.Error("record can't be read", "subject", subject, "log_seq", seq, "error", err)
+		x.trace.failed(err)
+		x.log.ErrorContext(x.trace.ctx, "record can't be read", "subject", subject, "log_seq", seq, "error", err)
 		return
 	}
 	s := x.source(name, seq)
@@ -39,6 +40,7 @@ func (x *Indexer) applyRecord(name event.Source, seq uint64, subject string, dat
 	more := x.dec.Next()
 	if more && x.dec.Op.Kind == event.OpCheckpoint {
 		x.chunk(s, seq, data)
+		x.traced(s, seq, 0)
 		return
 	}
 	s.staged = nil // an unfinished checkpoint ends here
@@ -60,6 +62,7 @@ func (x *Indexer) applyRecord(name event.Source, seq uint64, subject string, dat
 		}
 		s.show(w)
 	})
+	x.traced(s, seq, blocks)
 	x.metrics.blocks.Add(x.metrics.ctx, int64(blocks))
 	x.header(s, &h)
 	for _, o := range old {
@@ -70,7 +73,8 @@ func (x *Indexer) applyRecord(name event.Source, seq uint64, subject string, dat
 	}
 	if err != nil {
 		x.metrics.bad.Add(x.metrics.ctx, 1)
-		x.log.Error("record can't be read to its end", "subject", subject, "log_seq", seq, "error", err)
+		x.trace.failed(err)
+		x.log.ErrorContext(x.trace.ctx, "record can't be read to its end", "subject", subject, "log_seq", seq, "error", err)
 	}
 }
 
@@ -139,7 +143,7 @@ func (x *Indexer) op(w prefix.Writer, s *source, seq uint64) (blocks int) {
 		s.home, s.hasHome = op.Home, true
 	case event.OpDigest:
 		if s.digests != op.Digests {
-			x.log.Error("digest differs", "instance", s.name.Instance, "rank", s.name.Rank, "log_seq", seq, "have", s.digests, "want", op.Digests)
+			x.log.ErrorContext(x.trace.ctx, "digest differs", "instance", s.name.Instance, "rank", s.name.Rank, "log_seq", seq, "have", s.digests, "want", op.Digests)
 			x.diverge(s)
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/kvmesh/kvmesh/indexer/event"
 )
@@ -84,11 +85,14 @@ func (c *Config) Validate() error {
 	return nil
 }
 
-// Options are what an Indexer takes from its surroundings. The zero Options log
-// nothing and measure nothing.
+// Options are what an Indexer takes from its surroundings. The zero Options log,
+// measure and trace nothing.
 type Options struct {
 	Logger *slog.Logger
 	Meter  metric.MeterProvider
+	// Tracer makes spans of records that their bridge has traced; nil: nothing
+	// is traced.
+	Tracer trace.TracerProvider
 	// Applied, if not nil, is called after each record, when queries see what
 	// it changed, from the goroutine of Run: the source, the header of its
 	// record, and the log sequence.
@@ -117,6 +121,7 @@ type Indexer struct {
 
 	// The reader's own.
 	dec     event.Decoder
+	trace   tracing
 	created time.Time // of the stream that the position is in
 	target  uint64    // sequence to be reached before answers are true
 }
@@ -138,6 +143,7 @@ func New(nc *nats.Conn, js jetstream.JetStream, cfg Config, opts Options) (*Inde
 		js:      js,
 		log:     opts.Logger,
 		applied: opts.Applied,
+		trace:   newTracing(opts.Tracer),
 		sources: map[event.Source]*source{},
 		waiters: map[*waiter]struct{}{},
 		absent:  map[event.Source]time.Time{},

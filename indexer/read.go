@@ -111,7 +111,11 @@ func (x *Indexer) read(ctx context.Context) error {
 				return errRecheck
 			}
 		}
-		x.apply(seq, msg.Subject(), msg.Data())
+		if x.trace.tracer == nil {
+			x.apply(seq, msg.Subject(), msg.Data())
+		} else {
+			x.applyTraced(seq, msg.Subject(), msg.Headers(), msg.Data())
+		}
 	}
 }
 

@@ -45,6 +45,7 @@ type partition struct {
 	index     *prefix.Index
 	instances map[string]*instance
 	sources   map[*source]struct{}
+	applied   atomic.Pointer[Applied] // the last record that was traced
 }
 
 func newPartition(name event.Partition) *partition {
