@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nuid"
 
 	"github.com/kvmesh/kvmesh/indexer/event"
 )
@@ -107,13 +108,14 @@ type entry struct {
 	BlockSize      uint32            `json:"block_size"`
 	Labels         map[string]string `json:"labels,omitempty"`
 	TTL            int64             `json:"ttl_seconds,omitempty"`
+	Life           string            `json:"life,omitempty"`
 }
 
 func encode(w *event.Worker) ([]byte, error) {
 	return json.Marshal(entry{
 		Instance: w.Instance, IntegerID: w.IntegerID, Model: w.Model, Group: w.Group, Rank: w.Rank, Endpoint: w.Endpoint,
 		ReplayEndpoint: w.ReplayEndpoint, Topic: w.Topic, Engine: w.Engine, BlockSize: w.BlockSize, Labels: w.Labels,
-		TTL: int64(w.TTL / time.Second),
+		TTL: int64(w.TTL / time.Second), Life: w.Life,
 	})
 }
 
@@ -126,6 +128,7 @@ func decode(data []byte) (event.Worker, error) {
 		Source:   event.Source{Model: e.Model, Group: e.Group, Instance: e.Instance, Rank: e.Rank},
 		Endpoint: e.Endpoint, ReplayEndpoint: e.ReplayEndpoint, Topic: e.Topic, Engine: e.Engine,
 		BlockSize: e.BlockSize, Labels: e.Labels, IntegerID: e.IntegerID, TTL: time.Duration(e.TTL) * time.Second,
+		Life: e.Life,
 	}
 	return w, w.Validate()
 }
@@ -229,6 +232,12 @@ func (c *Catalog) put(w event.Worker, revision uint64) {
 	c.mu.Lock()
 	before, known := c.workers[w.Source]
 	c.mu.Unlock()
+	if known && before.Life != w.Life {
+		// It was unregistered in between, and of two changes that follow
+		// each other closely NATS tells the last.
+		c.remove(w.Source, 0)
+		known = false
+	}
 	if !known || !before.Equal(&w) || before.TTL != w.TTL {
 		for _, o := range c.see {
 			o.Registered(w)
@@ -309,6 +318,7 @@ func (c *Catalog) Register(ctx context.Context, w event.Worker) error {
 	if err := c.claimBlockSize(ctx, kv, &w); err != nil {
 		return err
 	}
+	w.Life = nuid.Next()
 	revision, err := c.write(ctx, kv, &w, 0)
 	if errors.Is(err, jetstream.ErrKeyExists) {
 		return fmt.Errorf("%w: rank %d of instance %q was registered by somebody else just now", event.ErrConflict, w.Rank, w.Instance)
@@ -344,6 +354,7 @@ func (c *Catalog) again(ctx context.Context, kv jetstream.KeyValue, w *event.Wor
 	if w.TTL == 0 && before.TTL == 0 {
 		return nil
 	}
+	w.Life = before.Life
 	revision, err := c.write(ctx, kv, w, revision)
 	if errors.Is(err, jetstream.ErrKeyExists) {
 		return nil // somebody did so just now

@@ -127,6 +127,7 @@ type Leases struct {
 	settled  time.Time       // until when claims that are not there are left alone
 	catalog  bool            // has been read
 	workers  map[event.Source]event.Worker
+	ended    map[event.Source]bool // unregistered, also if registered again since
 	sessions map[string]session
 	gone     map[string]time.Time // bridges without a session: from when on they count as dead
 	claims   map[event.Source]claim
@@ -215,6 +216,7 @@ func NewLeases(js jetstream.JetStream, edge Edge, cfg LeaseConfig, opts LeaseOpt
 		wake:     make(chan struct{}, 1),
 		slots:    make(chan struct{}, cfg.Moves),
 		workers:  map[event.Source]event.Worker{},
+		ended:    map[event.Source]bool{},
 		sessions: map[string]session{},
 		gone:     map[string]time.Time{},
 		claims:   map[event.Source]claim{},
@@ -324,6 +326,7 @@ func (l *Leases) Unregistered(s event.Source) {
 	l.mu.Lock()
 	delete(l.workers, s)
 	delete(l.renewed, s)
+	l.ended[s] = true
 	l.mu.Unlock()
 	l.signal()
 }

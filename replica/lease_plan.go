@@ -21,8 +21,12 @@ func (l *Leases) plan(now time.Time) {
 	if l.kv == nil || l.told != nil || !l.catalog || !l.hears(now) {
 		return
 	}
+	l.settleEnded()
 	target := l.targets(now)
 	for s, w := range l.workers {
+		if l.ended[s] {
+			continue
+		}
 		p := l.parts[s]
 		if p == nil {
 			p = &part{}
@@ -33,7 +37,7 @@ func (l *Leases) plan(now time.Time) {
 		}
 	}
 	for s, p := range l.parts {
-		if _, ok := l.workers[s]; ok || p.busy {
+		if l.registered(s) || p.busy {
 			continue
 		}
 		if c, ok := l.claims[s]; !ok || c.Holder != l.cfg.ID {
@@ -49,8 +53,26 @@ func (l *Leases) plan(now time.Time) {
 		}
 	}
 	for s, c := range l.claims {
-		if _, ok := l.workers[s]; !ok {
+		if !l.registered(s) {
 			l.bury(s, c, now)
+		}
+	}
+}
+
+// registered tells whether a source has a worker, and what it did for an earlier
+// registration is over.
+func (l *Leases) registered(s event.Source) bool {
+	_, ok := l.workers[s]
+	return ok && !l.ended[s]
+}
+
+// settleEnded forgets that workers were unregistered of which nothing is left to
+// be ended here.
+func (l *Leases) settleEnded() {
+	for s := range l.ended {
+		p := l.parts[s]
+		if l.claims[s].Holder != l.cfg.ID && (p == nil || p.doing == nothing && !p.busy) {
+			delete(l.ended, s)
 		}
 	}
 }

@@ -120,6 +120,40 @@ func TestUnregisteredIsRetiredOnce(t *testing.T) {
 	}
 }
 
+// A worker that is unregistered and registered again at once begins anew, also
+// where the two are seen as one.
+func TestRegisteredAgainAtOnce(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 4, mock.Options{ReplayEndpoint: "tcp://127.0.0.1:0"})
+	a := f.member("a", nil)
+	b := f.member("b", nil)
+	f.register()
+	f.holds(map[*member]int{a: 2, b: 2})
+	f.publish(20)
+	f.settled()
+	const times = 3
+	for n := 1; n <= times; n++ {
+		for _, e := range f.engines {
+			if _, err := f.catalog.Unregister(f.ctx, e.worker.Instance, "m", "", nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		f.register()
+		f.await("all were retired", func() bool {
+			retired := f.retirements()
+			for _, e := range f.engines {
+				if retired[e.worker.Source] != n {
+					return false
+				}
+			}
+			return true
+		})
+		f.holds(map[*member]int{a: 2, b: 2})
+		f.publish(5)
+		f.settled()
+	}
+}
+
 // An outage of NATS that outlasts all sessions moves nothing.
 func TestOutageMovesNothing(t *testing.T) {
 	t.Parallel()

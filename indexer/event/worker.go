@@ -53,6 +53,9 @@ type Worker struct {
 	// again and nothing comes from its engine; 0: until it is unregistered.
 	// Whole seconds.
 	TTL time.Duration
+	// Life sets a registration apart from an earlier one of the same worker
+	// that was unregistered. The catalog gives it.
+	Life string
 }
 
 // Validate checks everything that can be checked without looking at other
@@ -104,7 +107,7 @@ func (w *Worker) Validate() error {
 }
 
 // Equal tells whether two registrations say the same, but for how long they
-// last.
+// last and which one it is.
 func (w *Worker) Equal(o *Worker) bool {
 	if w.Source != o.Source || w.Endpoint != o.Endpoint || w.ReplayEndpoint != o.ReplayEndpoint || w.Topic != o.Topic ||
 		w.Engine != o.Engine || w.BlockSize != o.BlockSize || len(w.Labels) != len(o.Labels) {
