@@ -75,9 +75,9 @@ func (s *Server) answer(ctx context.Context, w *work) error {
 	return nil
 }
 
-// answerPrompt appends the answer for one prompt to the reply, or nothing if
-// there is an error.
-func (s *Server) answerPrompt(ctx context.Context, deadline time.Time, w *work, p *prompt) error {
+// match appends the answer for one prompt to the reply, or nothing if there is an
+// error.
+func (s *Server) match(ctx context.Context, deadline time.Time, w *work, p *prompt) error {
 	if p.err != nil {
 		return p.err
 	}
@@ -91,6 +91,7 @@ func (s *Server) answerPrompt(ctx context.Context, deadline time.Time, w *work, 
 	if p.group != nil {
 		name.Group = w.name(p.group)
 	}
+	w.asked.name = name
 	size, err := s.index.BlockSize(name)
 	if err != nil {
 		return unknown(name, err)
@@ -113,6 +114,7 @@ func (s *Server) answerPrompt(ctx context.Context, deadline time.Time, w *work, 
 	if err != nil {
 		return unknown(name, err)
 	}
+	w.asked.blocks, w.asked.logSeq = len(locals), a.LogSeq
 	w.appendAnswer(&a, p.top)
 	return nil
 }

@@ -16,6 +16,8 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/kvmesh/kvmesh/indexer"
 	"github.com/kvmesh/kvmesh/indexer/event"
 )
@@ -46,6 +48,10 @@ type Config struct {
 	// WaitTimeout is for how long a query waits for the log sequence that it
 	// asks for.
 	WaitTimeout time.Duration
+	// Tracer makes spans of queries, below that of the request's context over
+	// HTTP, and below that of the request's headers over NATS; nil: nothing is
+	// traced.
+	Tracer trace.TracerProvider
 }
 
 // Default returns the configuration that fits most fleets.
@@ -60,6 +66,7 @@ type Server struct {
 	registry Registry
 	fleet    *Fleet
 	log      *slog.Logger
+	tracer   trace.Tracer // nil: nothing is traced
 	mux      *http.ServeMux
 	pool     sync.Pool // of *work
 	jsonType []string  // the Content-Type of replies, made once; not written to
@@ -70,7 +77,7 @@ func New(cfg Config, index *indexer.Indexer, registry Registry, fleet *Fleet, me
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{cfg: cfg, index: index, registry: registry, fleet: fleet, log: logger, mux: http.NewServeMux(), jsonType: []string{"application/json"}}
+	s := &Server{cfg: cfg, index: index, registry: registry, fleet: fleet, log: logger, tracer: newTracer(cfg.Tracer), mux: http.NewServeMux(), jsonType: []string{"application/json"}}
 	s.handle("POST /register", cfg.MaxBody, s.register)
 	s.handle("POST /unregister", cfg.MaxBody, s.unregister)
 	s.handle("GET /workers", 0, s.workers)

@@ -69,12 +69,14 @@ func (s *Server) Listen(nc *nats.Conn, version string) (stop func() error, err e
 }
 
 func (s *Server) serveNATS(ctx context.Context, nc *nats.Conn, r micro.Request, prefix, content string) {
+	ctx, ended := s.traceNATS(ctx, r, prefix)
 	w := s.work(content)
 	defer s.done(w)
 	err := s.askNATS(ctx, w, r, strings.TrimPrefix(r.Subject(), prefix+"."))
 	if err == nil && int64(len(w.reply)) > nc.MaxPayload() {
 		err = errReply
 	}
+	ended(err)
 	if err != nil {
 		status, code := codeOf(err)
 		err = r.Error(strconv.Itoa(status), err.Error(), appendFailure(nil, err, code))

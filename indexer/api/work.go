@@ -32,6 +32,7 @@ type work struct {
 	hashes  []uint64
 	locals  []uint64
 	query   indexer.Query
+	asked   question // of the last prompt
 	spans   []span
 	after   []int32          // of each holding, the next one of its instance, or -1
 	places  map[string]int32 // of instances in spans; empty but while they are made

@@ -17,6 +17,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/goleak"
 
 	"github.com/kvmesh/kvmesh/indexer"
@@ -57,8 +58,9 @@ type world struct {
 type options struct {
 	config func(*api.Config)
 	server func(*http.Server)
-	unread bool  // the catalog is never read
-	room   int32 // max_payload of NATS; 0: enough
+	tracer trace.TracerProvider // of the index; that of the API is in config
+	unread bool                 // the catalog is never read
+	room   int32                // max_payload of NATS; 0: enough
 	cert   string
 	key    string
 }
@@ -85,7 +87,7 @@ func newWorld(t *testing.T, o options) *world {
 	if w.js, err = jetstream.New(w.nc); err != nil {
 		t.Fatal(err)
 	}
-	if w.index, err = indexer.New(w.nc, w.js, indexer.Default(), indexer.Options{}); err != nil {
+	if w.index, err = indexer.New(w.nc, w.js, indexer.Default(), indexer.Options{Tracer: o.tracer}); err != nil {
 		t.Fatal(err)
 	}
 	quiet := slog.New(slog.DiscardHandler)

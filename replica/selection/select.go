@@ -110,13 +110,22 @@ func (s *Selector) SelectAndReserve(ctx context.Context, r *Request) (Result, er
 }
 
 func (s *Selector) run(ctx context.Context, r *Request, book bool) (Result, error) {
-	var out Result
-	err := s.once(ctx, r, book, &out)
+	if s.tracer != nil {
+		return s.runTraced(ctx, r, book)
+	}
+	out, _, err := s.runPlain(ctx, r, book)
+	return out, err
+}
+
+// runPlain is run without a span. held tells whether the request was held back.
+func (s *Selector) runPlain(ctx context.Context, r *Request, book bool) (out Result, held bool, err error) {
+	err = s.once(ctx, r, book, &out)
 	if errors.Is(err, errBusy) {
+		held = true
 		err = s.hold(ctx, r, book, &out)
 	}
 	s.metrics.selected(err)
-	return out, err
+	return out, held, err
 }
 
 // errBusy: every worker that may serve the request is busy now.

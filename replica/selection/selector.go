@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 
 	"github.com/nats-io/nuid"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/kvmesh/kvmesh/indexer"
 	"github.com/kvmesh/kvmesh/indexer/event"
@@ -24,7 +25,8 @@ type Index interface {
 }
 
 // Options are what a Selector takes from its surroundings. The zero Options score
-// and pick as described at CostScorer and CostPicker, and log and measure nothing.
+// and pick as described at CostScorer and CostPicker, and log, measure and
+// trace nothing.
 type Options struct {
 	Scorer Scorer
 	Picker Picker
@@ -32,6 +34,8 @@ type Options struct {
 	Strict *load.Strict
 	Logger *slog.Logger
 	Meter  load.MeterProvider
+	// Tracer makes spans of selections; nil: nothing is traced.
+	Tracer trace.TracerProvider
 }
 
 // Selector selects workers. Any number of goroutines may use it. It is an
@@ -45,6 +49,7 @@ type Selector struct {
 	picker  Picker
 	log     *slog.Logger
 	metrics *metrics
+	tracer  trace.Tracer // nil: nothing is traced
 	pools   atomic.Pointer[map[event.Partition]*pool]
 	buffers sync.Pool
 	synced  atomic.Bool // the catalog has been read
@@ -71,7 +76,7 @@ func New(index Index, shared *load.Shared, cfg Config, opts Options) (*Selector,
 		return nil, err
 	}
 	s := &Selector{
-		cfg: cfg, index: index, load: shared, strict: opts.Strict, scorer: opts.Scorer, picker: opts.Picker, log: opts.Logger,
+		cfg: cfg, index: index, load: shared, strict: opts.Strict, scorer: opts.Scorer, picker: opts.Picker, log: opts.Logger, tracer: newTracer(opts.Tracer),
 		registered: map[instanceKey]map[uint32]event.Worker{}, described: map[instanceKey]*Worker{}, queues: map[event.Partition]*queue{}, changed: map[event.Partition]bool{},
 	}
 	if s.scorer == nil {

@@ -14,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/kvmesh/kvmesh/indexer"
 	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/replica/load"
@@ -35,6 +37,9 @@ type Config struct {
 	Token string
 	// MaxBody is the largest body, in bytes.
 	MaxBody int64
+	// Tracer makes spans of requests over NATS, below that which their headers
+	// name; nil: nothing is traced.
+	Tracer trace.TracerProvider
 }
 
 // Default returns the configuration that fits most services.
@@ -48,6 +53,7 @@ type Server struct {
 	hinter   Hinter
 	index    http.Handler
 	log      *slog.Logger
+	tracer   trace.Tracer // nil: nothing is traced
 	mux      *http.ServeMux
 	arrays   arraysPool
 	json     []string
@@ -61,7 +67,7 @@ func New(cfg Config, s *selection.Selector, roster *selection.Roster, hinter Hin
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
 	}
-	x := &Server{cfg: cfg, selector: s, roster: roster, hinter: hinter, index: index, log: logger, mux: http.NewServeMux(), json: []string{"application/json"}, own: map[string]bool{"workers": true, "ready": true}}
+	x := &Server{cfg: cfg, selector: s, roster: roster, hinter: hinter, index: index, log: logger, tracer: newTracer(cfg.Tracer), mux: http.NewServeMux(), json: []string{"application/json"}, own: map[string]bool{"workers": true, "ready": true}}
 	for _, op := range x.operations() {
 		x.handle(op)
 	}

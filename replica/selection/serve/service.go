@@ -65,6 +65,7 @@ func (x *Server) Listen(nc *nats.Conn, version string) (stop func() error, err e
 func (x *Server) serveNATS(r micro.Request, op operation) {
 	ctx, cancel := context.WithTimeout(context.Background(), requestTimeout)
 	defer cancel()
+	ctx, ended := x.traceNATS(ctx, r, op)
 	c := &call{ctx: ctx, body: r.Data(), query: func(name string) string { return member(r.Data(), name) }}
 	var reply any
 	var err error
@@ -75,6 +76,7 @@ func (x *Server) serveNATS(r micro.Request, op operation) {
 	if err == nil {
 		_, reply, err = op.do(c)
 	}
+	ended(err)
 	if err != nil {
 		status, code := codeOf(err)
 		data, _ := json.Marshal(failure{Error: err.Error(), Code: code}) // two strings: no error
