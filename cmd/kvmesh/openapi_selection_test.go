@@ -16,7 +16,7 @@ func (d *described) selections() {
 		"replay_endpoint": "tcp://" + freeAddr(d.t), "block_size": 4, "data_parallel_start_rank": 0, "data_parallel_size": 1, "max_num_batched_tokens": 8192,
 		"total_kv_blocks": 1000, "stable_routing_id": "s", "is_eagle": false, "taints": []string{"x"}, "topology_domains": object{"zone": "z"},
 		"kv_transfer_domain": "zone", "kv_transfer_enforcement": "preferred", "kv_transfer_preferred_weight": 0.5, "router_hint_worker_type": "decode",
-		"router_hint_source_control_endpoints": object{"0": "tcp://127.0.0.1:9"}, "engine": "vllm", "topic": "kv", "labels": object{"zone": "a"}, "draining": false,
+		"router_hint_source_control_endpoints": object{"0": "tcp://127.0.0.1:9"}, "engine": "vllm", "topic": "kv", "labels": object{"zone": "a"}, "draining": false, "ttl_seconds": 600,
 		"kv_events_endpoints": object{}, "replay_endpoints": object{},
 	}
 	full["kv_events_endpoints"] = object{"0": full["kv_events_endpoint"]}

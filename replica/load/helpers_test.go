@@ -3,7 +3,6 @@ package load
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"testing"
 	"time"
@@ -13,16 +12,20 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvmesh/kvmesh/indexer/event"
+	"github.com/kvmesh/kvmesh/integration/faults"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // natsServer starts a NATS server on a free port of the loopback.
-func natsServer(t *testing.T, jetStream bool) string {
+func natsServer(t *testing.T, jetStream bool, change ...func(*server.Options)) string {
 	t.Helper()
 	o := &server.Options{Host: "127.0.0.1", Port: -1, NoSigs: true, JetStream: jetStream}
 	if jetStream {
 		o.StoreDir = t.TempDir()
+	}
+	for _, f := range change {
+		f(o)
 	}
 	s, err := server.NewServer(o)
 	if err != nil {
@@ -49,76 +52,11 @@ func connect(t *testing.T, url string) *nats.Conn {
 	return nc
 }
 
-// faults is a Transport that loses, delays, repeats and reorders what is
-// published through it.
-type faults struct {
-	Transport
-	mu     sync.Mutex
-	rng    *rand.Rand
-	lose   float64
-	repeat float64
-	delay  time.Duration // of one message in three, at most
-	cut    bool          // nothing comes through
-	ended  bool
-	late   sync.WaitGroup
-}
-
-func (f *faults) set(lose, repeat float64, delay time.Duration) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.lose, f.repeat, f.delay = lose, repeat, delay
-}
-
-func (f *faults) Publish(subject string, data []byte) error {
-	f.mu.Lock()
-	lost := f.cut || f.ended || f.rng.Float64() < f.lose
-	n, wait := 1, time.Duration(0)
-	if f.rng.Float64() < f.repeat {
-		n = 2
-	}
-	if f.delay > 0 && f.rng.IntN(3) == 0 {
-		wait = time.Duration(f.rng.Int64N(int64(f.delay)))
-	}
-	f.mu.Unlock()
-	if lost {
-		return nil
-	}
-	for i := range n {
-		if wait == 0 {
-			if err := f.Transport.Publish(subject, data); err != nil {
-				return err
-			}
-			continue
-		}
-		late := append([]byte(nil), data...)
-		f.later(func() {
-			time.Sleep(wait * time.Duration(1+i)) // the delay that is injected
-			_ = f.Transport.Publish(subject, late)
-		})
-	}
-	return nil
-}
-
-func (f *faults) later(publish func()) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !f.ended {
-		f.late.Go(publish)
-	}
-}
-
-// end waits for what is late. Nothing comes through after it.
-func (f *faults) end() {
-	f.mu.Lock()
-	f.ended = true
-	f.mu.Unlock()
-	f.late.Wait()
-}
-
 // replica is one that runs.
 type replica struct {
 	*Shared
-	net  *faults
+	net  *faults.Transport
+	nc   *nats.Conn
 	stop func()
 }
 
@@ -140,7 +78,8 @@ func start(t *testing.T, url string, cfg Config) *replica {
 
 func launch(t *testing.T, url string, cfg Config) *replica {
 	t.Helper()
-	net := &faults{Transport: OverNATS(connect(t, url)), rng: rand.New(rand.NewPCG(1, uint64(len(cfg.ID))))}
+	nc := connect(t, url)
+	net := faults.Over(OverNATS(nc), 1)
 	s, err := New(net, cfg, Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -152,11 +91,11 @@ func launch(t *testing.T, url string, cfg Config) *replica {
 			t.Error(err)
 		}
 	})
-	r := &replica{Shared: s, net: net}
+	r := &replica{Shared: s, net: net, nc: nc}
 	r.stop = sync.OnceFunc(func() {
 		cancel()
 		running.Wait()
-		net.end()
+		net.End()
 	})
 	t.Cleanup(r.stop)
 	return r

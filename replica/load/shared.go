@@ -51,6 +51,11 @@ func (b *Booking) validate() error {
 	if b.ID == "" || len(b.ID) > MaxID {
 		return fmt.Errorf("%w: an id has 1 to %d bytes, not %d", ErrMessage, MaxID, len(b.ID))
 	}
+	for _, name := range []string{b.Worker.Model, b.Worker.Group, b.Worker.Instance, b.Session} {
+		if len(name) > event.MaxName {
+			return fmt.Errorf("%w: a name has %d bytes, at most %d are possible", ErrMessage, len(name), event.MaxName)
+		}
+	}
 	if b.Blocks > MaxBlocks || b.PrefillTokens > MaxTokens || b.Tokens > MaxTokens {
 		return fmt.Errorf("%w: %d blocks, %d tokens to prefill: at most %d and %d are possible", ErrMessage, b.Blocks, b.PrefillTokens, MaxBlocks, MaxTokens)
 	}

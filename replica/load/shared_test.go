@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
 	"github.com/kvmesh/kvmesh/indexer/event"
@@ -108,13 +110,13 @@ func TestRandomOperationsUnderFaults(t *testing.T) {
 			next := 0
 			for round := range rounds {
 				for _, x := range r {
-					x.net.set([]float64{0, 0.1, 0.5}[round%3], 0.2, time.Duration(round%4)*10*time.Millisecond)
+					x.net.Set([]float64{0, 0.1, 0.5}[round%3], 0.2, time.Duration(round%4)*10*time.Millisecond)
 				}
 				for range operations {
 					randomOperation(t, rng, r, model, &next, workers)
 				}
 				for _, x := range r {
-					x.net.set(0, 0, 0)
+					x.net.Set(0, 0, 0)
 				}
 				compare(t, r, model, workers)
 			}
@@ -194,18 +196,14 @@ func compare(t *testing.T, r []*replica, model map[string]*booked, workers int) 
 func TestFreeThatComesFirst(t *testing.T) {
 	r := startThree(t, testConfig())
 	// What replica 0 says is not heard for a while.
-	r[0].net.mu.Lock()
-	r[0].net.cut = true
-	r[0].net.mu.Unlock()
+	r[0].net.Cut(true)
 	if err := r[0].Reserve(Booking{ID: "a", Worker: worker(0), Blocks: 5}); err != nil {
 		t.Fatal(err)
 	}
 	if err := r[1].Free(t.Context(), "a"); !errors.Is(err, ErrUnknown) {
 		t.Fatalf("free of what is not known yet: %v, want ErrUnknown", err)
 	}
-	r[0].net.mu.Lock()
-	r[0].net.cut = false
-	r[0].net.mu.Unlock()
+	r[0].net.Cut(false)
 	idle(t, r...)
 	// A free that comes before anybody has booked.
 	if err := r[1].Free(t.Context(), "b"); !errors.Is(err, ErrUnknown) {
@@ -269,9 +267,7 @@ func TestDeadReplicasReservationsExpire(t *testing.T) {
 		}
 	}
 	eventually(t, "b has them", func() bool { s, _, _ := b.Total(); return s.Requests == 20 })
-	a.net.mu.Lock()
-	a.net.cut = true // as if it had been killed
-	a.net.mu.Unlock()
+	a.net.Cut(true) // as if it had been killed
 	a.stop()
 	c := start(t, url, cfg)
 	eventually(t, "all has expired", func() bool {
@@ -291,13 +287,9 @@ func TestSilentReplicaComesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "b has it", func() bool { return b.Of(worker(0)).Requests == 1 })
-	a.net.mu.Lock()
-	a.net.cut = true
-	a.net.mu.Unlock()
+	a.net.Cut(true)
 	eventually(t, "it has expired on b", func() bool { return b.Of(worker(0)).Requests == 0 })
-	a.net.mu.Lock()
-	a.net.cut = false
-	a.net.mu.Unlock()
+	a.net.Cut(false)
 	eventually(t, "it is back", func() bool { return b.Of(worker(0)).Requests == 1 })
 	free(t, b, "x")
 	idle(t, a, b)
@@ -445,7 +437,7 @@ func TestLimits(t *testing.T) {
 func TestNATSGoesAway(t *testing.T) {
 	r := startThree(t, testConfig())
 	for i, x := range r {
-		nc := x.net.Transport.(natsTransport).nc
+		nc := x.nc
 		_ = nc.ForceReconnect() // what is published meanwhile fails
 		for n := range 50 {
 			if err := x.Reserve(Booking{ID: fmt.Sprint(i, "-", n), Worker: worker(0), Blocks: 1}); err != nil {
@@ -463,6 +455,34 @@ func TestNATSGoesAway(t *testing.T) {
 		}
 	}
 	idle(t, r...)
+}
+
+// TestSmallMessages: a server that takes small messages only gets all of a large
+// state.
+func TestSmallMessages(t *testing.T) {
+	url := natsServer(t, false, func(o *server.Options) { o.MaxPayload = 8 << 10 })
+	long := strings.Repeat("x", event.MaxName)
+	at := func(i int) event.Source {
+		return event.Source{Model: long, Group: long, Instance: fmt.Sprint(i%3) + long[:250]}
+	}
+	a := start(t, url, testConfig())
+	for i := range 300 {
+		if err := a.Reserve(Booking{ID: fmt.Sprint(i), Worker: at(i), Blocks: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := start(t, url, testConfig())
+	for i := range 300 {
+		if err := a.Reserve(Booking{ID: fmt.Sprint("live", i), Worker: at(i), Blocks: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "all have all", func() bool { s, _, _ := b.Total(); return s.Requests == 600 })
+	for i := range 300 {
+		free(t, b, fmt.Sprint(i))
+		free(t, b, fmt.Sprint("live", i))
+	}
+	idle(t, a, b)
 }
 
 func FuzzMessages(f *testing.F) {

@@ -49,13 +49,13 @@ func (s *Shared) answer(to string) {
 
 // state returns all that a replica has told, as operations.
 func (s *Shared) state(p *peer) []chunk {
-	now := time.Now()
+	now, most := time.Now(), s.most()
 	out := []chunk{{}}
 	c := &out[0]
 	added := func(b []byte) {
 		c.ops = b
 		c.n++
-		if len(b) >= maxMessage {
+		if len(b) >= most {
 			out = append(out, chunk{})
 			c = &out[len(out)-1]
 		}

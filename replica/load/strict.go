@@ -67,7 +67,16 @@ func bookingKey(id string) string     { return "r." + event.Escape(id) }
 
 // claim makes an id this replica's, unless it is taken.
 func (x *Strict) claim(ctx context.Context, kv jetstream.KeyValue, id string) error {
-	_, err := kv.Create(ctx, bookingKey(id), []byte(x.shared.self.id))
+	own := []byte(x.shared.self.id)
+	_, err := kv.Create(ctx, bookingKey(id), own)
+	if errors.Is(err, jetstream.ErrKeyExists) {
+		var e jetstream.KeyValueEntry
+		if e, err = kv.Get(ctx, bookingKey(id)); err == nil && x.stale(id, e) {
+			_, err = kv.Update(ctx, bookingKey(id), own, e.Revision())
+		} else if err == nil || errors.Is(err, jetstream.ErrKeyNotFound) {
+			err = jetstream.ErrKeyExists
+		}
+	}
 	if errors.Is(err, jetstream.ErrKeyExists) {
 		return fmt.Errorf("reservation %q %w", id, ErrExists)
 	}
@@ -75,6 +84,19 @@ func (x *Strict) claim(ctx context.Context, kv jetstream.KeyValue, id string) er
 		return fmt.Errorf("booking %q: %w", id, err)
 	}
 	return nil
+}
+
+// stale tells whether the entry of an id is of a reservation that expired, or of
+// a replica that is gone.
+func (x *Strict) stale(id string, e jetstream.KeyValueEntry) bool {
+	s := x.shared
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.active(id) != nil {
+		return false
+	}
+	owner := s.peers[string(e.Value())]
+	return owner == nil || owner.dead || time.Since(e.Created()) > s.cfg.Expiry
 }
 
 // ReserveBy is Shared.ReserveBy, with a compare-and-set. Errors may also wrap

@@ -32,6 +32,10 @@ func (t natsTransport) Publish(subject string, data []byte) error {
 	return t.nc.Publish(subject, data)
 }
 
+// MaxMessage returns the largest message that the server takes; 0 before it has
+// said.
+func (t natsTransport) MaxMessage() int { return int(t.nc.MaxPayload()) }
+
 func (t natsTransport) Subscribe(subject string, f func([]byte)) (func(), error) {
 	sub, err := t.nc.Subscribe(subject, func(m *nats.Msg) { f(m.Data) })
 	if err != nil {

@@ -44,8 +44,9 @@ const (
 
 // Most bytes of operations in a message, and of messages that wait to be sent.
 const (
-	maxMessage = 128 << 10
-	maxOutbox  = 64 << 20
+	maxMessage   = 128 << 10
+	maxOperation = 4 << 10 // of one operation and the head of a message, more than they can have
+	maxOutbox    = 64 << 20
 )
 
 // outbox is operations that have been numbered and not been published.
@@ -84,7 +85,7 @@ func (s *Shared) sent(b []byte) {
 	if o.bytes > maxOutbox { // NATS takes nothing: others will ask for the state
 		*o = outbox{}
 		s.metrics.unsent.Add(s.metrics.ctx, 1)
-	} else if len(b) >= maxMessage {
+	} else if len(b) >= s.most() {
 		o.full = append(o.full, o.last)
 		o.last = batch{}
 	}
@@ -92,6 +93,17 @@ func (s *Shared) sent(b []byte) {
 	case s.wake <- struct{}{}:
 	default:
 	}
+}
+
+// most returns how many bytes of operations a message should have at most. One
+// may have an operation more.
+func (s *Shared) most() int {
+	if t, ok := s.transport.(interface{ MaxMessage() int }); ok {
+		if n := t.MaxMessage(); n > 0 {
+			return min(maxMessage, max(n-maxOperation, 1))
+		}
+	}
+	return maxMessage
 }
 
 func (s *Shared) tellAdd(r *reservation) {

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/kvmesh/kvmesh/indexer/event"
 )
@@ -69,6 +70,7 @@ type Record struct {
 	Engine          *string           `json:"engine,omitempty"`
 	Topic           *string           `json:"topic,omitempty"`
 	Labels          map[string]string `json:"labels,omitempty"`
+	TTL             *int64            `json:"ttl_seconds,omitempty"`
 	Draining        bool              `json:"draining,omitempty"`
 
 	// Only in answers.
@@ -149,6 +151,11 @@ func (r *Record) Worker() (Worker, error) {
 		TransferDomain: or(r.TransferDomain, ""), TransferEnforcement: or(r.TransferEnforcement, ""), TransferWeight: r.TransferWeight,
 		HintType: or(r.HintWorkerType, ""), Engine: or(r.Engine, ""), Topic: or(r.Topic, ""), Labels: r.Labels, Draining: r.Draining,
 	}
+	if ttl := or(r.TTL, 0); ttl >= 0 && ttl <= int64(event.MaxTTL/time.Second) {
+		w.TTL = time.Duration(ttl) * time.Second
+	} else {
+		return w, fmt.Errorf("%w: ttl_seconds is %d, want %d to %d, or 0 for no end", event.ErrWorker, ttl, event.MinTTL/time.Second, event.MaxTTL/time.Second)
+	}
 	var err error
 	if w.EventEndpoints, err = byRank("kv_events_endpoints", r.KVEventsEndpoints); err != nil {
 		return w, err
@@ -195,7 +202,7 @@ func RecordOf(st *Status) Record {
 		StableRoutingID: some(w.StableRoutingID), Eagle: some(w.Eagle), Taints: w.Taints, TopologyDomains: w.TopologyDomains,
 		TransferDomain: some(w.TransferDomain), TransferEnforcement: some(w.TransferEnforcement), TransferWeight: w.TransferWeight,
 		HintWorkerType: some(w.HintType), HintControlEndpoints: text(w.HintEndpoints), Engine: some(w.Engine), Topic: some(w.Topic),
-		Labels: w.Labels, Draining: w.Draining, Lifecycle: st.Lifecycle, Reasons: st.Reasons,
+		Labels: w.Labels, TTL: some(int64(w.TTL / time.Second)), Draining: w.Draining, Lifecycle: st.Lifecycle, Reasons: st.Reasons,
 	}
 	if endpoint := w.EventEndpoints[w.StartRank]; endpoint != "" && w.Ranks == 1 {
 		r.KVEventsEndpoint = &endpoint

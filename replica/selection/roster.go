@@ -234,7 +234,11 @@ func (r *Roster) Upsert(ctx context.Context, record Record) error {
 func (r *Roster) Patch(ctx context.Context, instance string, f func(Record) (Record, error)) error {
 	r.changing.Lock()
 	defer r.changing.Unlock()
-	record, err := r.known(instance)
+	kv, err := r.bucket()
+	if err != nil {
+		return err
+	}
+	record, err := r.known(ctx, kv, instance)
 	if err != nil {
 		return err
 	}
@@ -244,14 +248,16 @@ func (r *Roster) Patch(ctx context.Context, instance string, f func(Record) (Rec
 	return r.change(ctx, record)
 }
 
-// known returns what is known of a worker: what was described, or what the
-// catalog says.
-func (r *Roster) known(instance string) (Record, error) {
-	r.mu.Lock()
-	record, ok := r.records[instance]
-	r.mu.Unlock()
-	if ok {
-		return record, nil
+// known returns what is known of a worker: what was described, be it on another
+// replica a moment ago, or what the catalog says.
+func (r *Roster) known(ctx context.Context, kv jetstream.KeyValue, instance string) (Record, error) {
+	e, err := kv.Get(ctx, event.Escape(instance))
+	if err == nil {
+		if record, err := ParseRecord(e.Value()); err == nil {
+			return record, r.await(ctx, e.Revision())
+		}
+	} else if !errors.Is(err, jetstream.ErrKeyNotFound) {
+		return Record{}, fmt.Errorf("descriptions of workers: %w", err)
 	}
 	for _, st := range r.selector.Workers() {
 		if st.Worker.Instance == instance {
@@ -338,12 +344,17 @@ func (r *Roster) reconcile(ctx context.Context, w *Worker) (undo func(), err err
 		}
 	}
 	for s, reg := range want {
-		if there, ok := before[s]; ok && there.Equal(&reg) {
+		there, ok := before[s]
+		same := ok && there.Equal(&reg)
+		if same && reg.TTL == 0 {
 			continue
 		}
-		if err := r.registry.Register(ctx, reg); err != nil {
+		if err := r.registry.Register(ctx, reg); err != nil { // again, if it is for a time
 			undo()
 			return nil, err
+		}
+		if same {
+			continue
 		}
 		steps = append(steps, func(ctx context.Context) error {
 			_, err := r.registry.Unregister(ctx, reg.Instance, reg.Model, reg.Group, &reg.Rank)
@@ -363,7 +374,7 @@ func (r *Roster) Delete(ctx context.Context, instance string) (Record, error) {
 	if err != nil {
 		return Record{}, err
 	}
-	record, err := r.known(instance)
+	record, err := r.known(ctx, kv, instance)
 	if err != nil {
 		return record, err
 	}

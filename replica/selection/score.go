@@ -132,9 +132,11 @@ func (c *Choice) prefer(costs []float64) {
 				sum += weight
 			}
 		}
-		if sum != 0 {
-			costs[i] *= math.Exp(-math.Tanh(sum))
+		factor := math.Exp(-math.Tanh(sum))
+		if costs[i] < 0 { // more than its whole cost was taken off for the session
+			factor = 1 / factor
 		}
+		costs[i] *= factor
 	}
 }
 

@@ -2,7 +2,6 @@ package selection
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math"
@@ -280,7 +279,7 @@ func (s *Selector) Workers() []Status {
 			w.Instance, w.Model, w.Group, w.IntegerID, w.BlockSize = r.Instance, r.Model, r.Group, r.IntegerID, r.BlockSize
 			w.StartRank = min(w.StartRank, rank)
 			w.Ranks++
-			w.Engine, w.Topic, w.Labels = r.Engine, r.Topic, r.Labels
+			w.Engine, w.Topic, w.Labels, w.TTL = r.Engine, r.Topic, r.Labels, r.TTL
 			w.EventEndpoints[rank] = r.Endpoint
 			if r.ReplayEndpoint != "" {
 				w.ReplayEndpoints[rank] = r.ReplayEndpoint
@@ -418,7 +417,7 @@ func (s *Selector) booked(b load.Booking, err error) error {
 // Free ends a reservation. Errors wrap load.ErrUnknown.
 func (s *Selector) Free(ctx context.Context, id string) error {
 	err := s.load.Free(ctx, id)
-	if s.strict != nil && (err == nil || errors.Is(err, load.ErrUnknown)) {
+	if s.strict != nil && err == nil {
 		s.strict.Freed(ctx, id)
 	}
 	return err

@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/replica/load"
@@ -28,9 +29,10 @@ type Worker struct {
 	// there.
 	EventEndpoints, ReplayEndpoints map[uint32]string
 	ReplayEndpoint                  string
-	// Engine, Topic and Labels are as in event.Worker.
+	// Engine, Topic, Labels and TTL are as in event.Worker.
 	Engine, Topic string
 	Labels        map[string]string
+	TTL           time.Duration
 	// MaxBatchedTokens and TotalBlocks are the engine's limits.
 	MaxBatchedTokens, TotalBlocks uint64
 	StableRoutingID               string
@@ -121,7 +123,7 @@ func (w *Worker) Registrations() []event.Worker {
 			out = append(out, event.Worker{
 				Source:   event.Source{Model: w.Model, Group: w.Group, Instance: w.Instance, Rank: rank},
 				Endpoint: endpoint, ReplayEndpoint: replay, BlockSize: w.BlockSize, IntegerID: w.IntegerID,
-				Engine: w.Engine, Topic: w.Topic, Labels: w.Labels,
+				Engine: w.Engine, Topic: w.Topic, Labels: w.Labels, TTL: w.TTL,
 			})
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/kvmesh/kvmesh/indexer/api"
 	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/indexer/hash"
+	"github.com/kvmesh/kvmesh/integration/faults"
 	"github.com/kvmesh/kvmesh/replica"
 	"github.com/kvmesh/kvmesh/replica/load"
 	"github.com/kvmesh/kvmesh/replica/selection"
@@ -95,6 +96,7 @@ type node struct {
 	selector *selection.Selector
 	index    *indexer.Indexer
 	nc       *nats.Conn
+	net      *faults.Transport // what it says to other replicas goes through
 }
 
 func (v *service) start(cfg selection.Config, token string, strict bool) *node {
@@ -107,7 +109,8 @@ func (v *service) start(cfg selection.Config, token string, strict bool) *node {
 	}
 	lc := load.Default()
 	lc.Beat, lc.JoinWindow, lc.DeadAfter = 100*time.Millisecond, 100*time.Millisecond, time.Minute
-	shared, err := load.New(load.OverNATS(nc), lc, load.Options{})
+	net := faults.Over(load.OverNATS(nc), 1)
+	shared, err := load.New(net, lc, load.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,8 +150,9 @@ func (v *service) start(cfg selection.Config, token string, strict bool) *node {
 		unfollow()
 		cancel()
 		tasks.Wait()
+		net.End()
 	})
-	n := &node{t: t, url: web.URL, selector: selector, index: index, nc: nc}
+	n := &node{t: t, url: web.URL, selector: selector, index: index, nc: nc, net: net}
 	eventually(t, "the replica is ready", func() bool {
 		resp, err := http.Get(n.url + "/ready")
 		if err != nil {

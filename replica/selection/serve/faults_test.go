@@ -1,0 +1,142 @@
+package serve
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvmesh/kvmesh/indexer/event"
+	"github.com/kvmesh/kvmesh/replica/load"
+	"github.com/kvmesh/kvmesh/replica/selection"
+)
+
+// reserved is a reservation of a client, as the client knows it.
+type reserved struct {
+	id, worker string
+	blocks     int64
+	done       bool
+}
+
+// client makes random requests of random replicas.
+type client struct {
+	t    *testing.T
+	rng  *rand.Rand
+	name string
+	n    []*node
+	open []*reserved
+	made int
+}
+
+// step makes one request, and fails for an answer that can't be.
+func (c *client) step() {
+	x := c.n[c.rng.IntN(len(c.n))]
+	if len(c.open) == 0 || c.rng.IntN(3) == 0 {
+		c.made++
+		r := &reserved{id: fmt.Sprint(c.name, c.made), blocks: int64(1 + c.rng.IntN(8))}
+		body := object{"model_name": "m", "token_ids": tokens(int(r.blocks) * blockSize), "selection_id": r.id, "session_id": fmt.Sprint("s", c.rng.IntN(5))}
+		path := "/select_and_reserve"
+		if c.rng.IntN(4) == 0 { // in two steps, the second one anywhere
+			x.must(200, "POST", "/select", body)
+			x, path = c.n[c.rng.IntN(len(c.n))], "/reservations"
+		}
+		status, v := x.do("POST", path, body)
+		switch {
+		case status == 200 || status == 201:
+			r.worker = fmt.Sprint(v.(object)["worker_id"])
+			c.open = append(c.open, r)
+		case status != 404 || path != "/reservations": // that replica has not heard of it
+			c.t.Errorf("POST %s: %d %v", path, status, v)
+		}
+		return
+	}
+	i := c.rng.IntN(len(c.open))
+	r := c.open[i]
+	switch c.rng.IntN(3) {
+	case 0:
+		status, v := x.do("POST", "/reservations/"+r.id+"/prefill_complete", nil)
+		if r.done = r.done || status == 200; status != 200 && status != 404 {
+			c.t.Errorf("prefill_complete: %d %v", status, v)
+		}
+	case 1:
+		status, v := x.do("POST", "/reservations/"+r.id+"/output_block", nil)
+		if status == 200 {
+			r.blocks++
+		} else if status != 404 {
+			c.t.Errorf("output_block: %d %v", status, v)
+		}
+	default: // 404: it is freed when that replica hears of it
+		if status, v := x.do("DELETE", "/reservations/"+r.id, nil); status != 200 && status != 404 {
+			c.t.Errorf("DELETE: %d %v", status, v)
+		}
+		c.open = append(c.open[:i], c.open[i+1:]...)
+	}
+}
+
+// TestThreeReplicasOverABadNetwork has clients book, complete and free on any of
+// three replicas, which hear of each other late, twice, in another order or not at
+// all. When the network is whole again, each has what the clients have, and
+// nothing when they are done.
+func TestThreeReplicasOverABadNetwork(t *testing.T) {
+	v := newService(t)
+	var n []*node
+	for range 3 {
+		n = append(n, v.start(selection.Default(), "", false))
+	}
+	for i := range 5 {
+		n[0].must(201, "POST", "/workers", worker(i, nil))
+	}
+	for _, x := range n {
+		eventually(t, "all workers can be chosen", func() bool { return x.selector.Schedulable() == 5 && len(x.selector.Load().Peers()) == 3 })
+	}
+	var clients []*client
+	for i := range 4 {
+		clients = append(clients, &client{t: t, rng: rand.New(rand.NewPCG(uint64(i), 9)), name: fmt.Sprint("c", i, "-"), n: n})
+	}
+	for _, f := range []struct {
+		lose, repeat float64
+		delay        time.Duration
+	}{{0, 0, 0}, {0.1, 0.3, 20 * time.Millisecond}, {0.6, 0.1, 0}, {0, 0.5, 60 * time.Millisecond}} {
+		for _, x := range n {
+			x.net.Set(f.lose, f.repeat, f.delay)
+		}
+		var all sync.WaitGroup
+		for _, c := range clients {
+			all.Go(func() {
+				for range 60 {
+					c.step()
+				}
+			})
+		}
+		all.Wait()
+		want := map[string]load.Load{}
+		for _, x := range n {
+			x.net.Set(0, 0, 0)
+		}
+		for _, c := range clients {
+			for _, r := range c.open {
+				l := want[r.worker]
+				l.Requests++
+				l.Blocks += r.blocks * load.Unit
+				want[r.worker] = l
+			}
+		}
+		for i, x := range n {
+			for w := range 5 {
+				s := event.Source{Model: "m", Group: "default", Instance: fmt.Sprint(w)}
+				eventually(t, fmt.Sprintf("replica %d has what the clients have on worker %d: %+v", i, w, want[s.Instance]), func() bool {
+					l := x.selector.Load().Of(s)
+					l.Prefill = 0
+					return l == want[s.Instance]
+				})
+			}
+		}
+	}
+	for _, c := range clients {
+		for i, r := range c.open {
+			n[i%3].must(200, "DELETE", "/reservations/"+r.id, nil)
+		}
+	}
+	idle(t, n...)
+}
