@@ -126,7 +126,7 @@ func (x *Indexer) op(w prefix.Writer, s *source, seq uint64) (blocks int) {
 		x.clear(w, s, op.Tiers)
 	case event.OpReset:
 		x.clear(w, s, event.AllTiers)
-		s.keep = seq
+		s.keep, s.based = seq, true
 		s.diverged = false
 		if op.Reason != event.ReasonGap {
 			s.gaps, s.lost = 0, 0
@@ -206,7 +206,7 @@ func (x *Indexer) chunk(s *source, seq uint64, data []byte) {
 		return
 	}
 	staged := s.staged
-	s.staged, s.keep = nil, s.first
+	s.staged, s.keep, s.based = nil, s.first, true
 	h := x.dec.Header
 	if want, ok := x.digestOf(staged[chunks-1]); ok && want == s.digests && !s.diverged {
 		x.header(s, &h)

@@ -164,6 +164,7 @@ func (x *Indexer) Run(ctx context.Context) error {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	tasks.Go(func() { x.tidyLoop(ctx) })
+	tasks.Go(func() { x.gatherLoop(ctx) })
 	x.readLoop(ctx)
 	return nil
 }
@@ -178,6 +179,8 @@ func (x *Indexer) Ready() error {
 		return fmt.Errorf("%w: the catalog of workers has not been read yet", ErrNotReady)
 	case !x.now().ready.Load():
 		return fmt.Errorf("%w: at %d of %d records of the log", ErrNotReady, x.Position(), x.end.Load())
+	case !x.now().whole.Load():
+		return fmt.Errorf("%w: the log has lost its beginning, and bridges are asked for what it had", ErrNotReady)
 	}
 	return nil
 }

@@ -154,8 +154,9 @@ func (x *Indexer) locate(ctx context.Context) error {
 func (x *Indexer) restart(created time.Time, first, last uint64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.created, x.target = created, last
 	e := newEra()
+	e.whole.Store(x.created.IsZero() && first <= 1)
+	x.created, x.target = created, last
 	for name, old := range *x.now().partitions.Load() {
 		if len(old.instances) == 0 {
 			continue

@@ -14,6 +14,7 @@ import (
 type era struct {
 	position   atomic.Uint64                                  // log sequence that has been applied
 	ready      atomic.Bool                                    // the position has reached target
+	whole      atomic.Bool                                    // no worker's beginning is missing in the log
 	partitions atomic.Pointer[map[event.Partition]*partition] // copied when it changes
 }
 
@@ -72,6 +73,7 @@ type source struct {
 	gaps, lost  uint64
 	digests     event.Digests
 	diverged    bool
+	based       bool      // its state has a beginning in the log
 	asked       time.Time // when a checkpoint was asked for last
 
 	home    uint32    // rank whose engine names this one

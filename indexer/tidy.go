@@ -117,6 +117,7 @@ func (x *Indexer) checkStream(ctx context.Context) {
 		x.end.Store(last)
 	}
 	x.askCut(state.FirstSeq)
+	x.baseless(state.FirstSeq)
 	if !x.cfg.Compact {
 		return
 	}

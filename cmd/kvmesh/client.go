@@ -73,7 +73,7 @@ func (c *client) call(ctx context.Context, out io.Writer, method, path string, b
 
 func clientCommands() []*cobra.Command {
 	return []*cobra.Command{workersCommand(), queryCommand(), plainGet("dump", "Print all blocks of all workers", "/dump"),
-		plainGet("digest", "Print the digests of all workers", "/digest"), registerCommand(), unregisterCommand()}
+		digestCommand(), registerCommand(), unregisterCommand()}
 }
 
 func newClientCommand(use, short string, run func(c *client, cmd *cobra.Command, args []string) error) *cobra.Command {

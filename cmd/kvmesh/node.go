@@ -296,7 +296,12 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 		start(&rest, late, choose.load.Run)
 		start(&rest, late, choose.roster.Run)
 	}
-	web, err := n.web(log, nc, index, choose, catalog, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	peers, err := replica.NewPeers(nc, replica.PeersConfig{ID: n.id, Role: n.role, Version: version(), Snapshot: snapshotOf(index), Logger: log, Meter: meter})
+	if err != nil {
+		return err
+	}
+	start(&rest, late, peers.Run)
+	web, err := n.web(log, nc, index, choose, catalog, peers, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	if err != nil {
 		return err
 	}
@@ -337,9 +342,26 @@ func (n *node) reader(nc *nats.Conn, js jetstream.JetStream, log *slog.Logger, m
 	return index, choose, err
 }
 
+// snapshotOf returns how to ask an index what it holds; nil if there is none.
+func snapshotOf(index *indexer.Indexer) func() replica.Snapshot {
+	if index == nil {
+		return nil
+	}
+	return func() replica.Snapshot {
+		sources, logSeq := index.Sources()
+		s := replica.Snapshot{Ready: index.Ready() == nil, LogSeq: logSeq}
+		for i := range sources {
+			if sources[i].Answered {
+				s.Sources = append(s.Sources, replica.Holding{Source: sources[i].Source, LogSeq: sources[i].LogSeq, Digests: sources[i].Digests})
+			}
+		}
+		return s
+	}
+}
+
 // web returns the HTTP server. A process without an index has metrics and health
 // only.
-func (n *node) web(log *slog.Logger, nc *nats.Conn, index *indexer.Indexer, choose *chooser, catalog *replica.Catalog, metrics http.Handler) (*http.Server, error) {
+func (n *node) web(log *slog.Logger, nc *nats.Conn, index *indexer.Indexer, choose *chooser, catalog *replica.Catalog, peers *replica.Peers, metrics http.Handler) (*http.Server, error) {
 	if index == nil {
 		mux := http.NewServeMux()
 		mux.Handle("GET /metrics", metrics)
@@ -353,6 +375,7 @@ func (n *node) web(log *slog.Logger, nc *nats.Conn, index *indexer.Indexer, choo
 	cfg := api.Default()
 	cfg.Token = n.http.token
 	front := api.New(cfg, index, catalog, fleet, metrics, log)
+	front.ShowPeers(func() any { return peers.List() })
 	if _, err := front.Listen(nc, version()); err != nil {
 		return nil, err
 	}

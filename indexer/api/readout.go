@@ -304,5 +304,12 @@ func (s *Server) ready(*http.Request) (int, any, error) {
 }
 
 func (s *Server) peers(*http.Request) (int, any, error) {
+	if list := s.listPeers.Load(); list != nil {
+		return http.StatusOK, (*list)(), nil
+	}
 	return http.StatusOK, []string{}, nil
 }
+
+// ShowPeers has /peers answer with what list returns: the processes of the
+// deployment, in JSON.
+func (s *Server) ShowPeers(list func() any) { s.listPeers.Store(&list) }

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -61,15 +62,16 @@ func Default() Config {
 
 // Server answers for an index. It is an http.Handler.
 type Server struct {
-	cfg      Config
-	index    *indexer.Indexer
-	registry Registry
-	fleet    *Fleet
-	log      *slog.Logger
-	tracer   trace.Tracer // nil: nothing is traced
-	mux      *http.ServeMux
-	pool     sync.Pool // of *work
-	jsonType []string  // the Content-Type of replies, made once; not written to
+	cfg       Config
+	index     *indexer.Indexer
+	registry  Registry
+	fleet     *Fleet
+	log       *slog.Logger
+	tracer    trace.Tracer // nil: nothing is traced
+	mux       *http.ServeMux
+	pool      sync.Pool // of *work
+	listPeers atomic.Pointer[func() any]
+	jsonType  []string // the Content-Type of replies, made once; not written to
 }
 
 // New returns a Server. metrics answers GET /metrics; nil: nothing does.

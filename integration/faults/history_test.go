@@ -1,0 +1,257 @@
+package faults
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvmesh/kvmesh/integration/feed"
+	"github.com/kvmesh/kvmesh/integration/model"
+)
+
+// history is all that was ever in the log, whatever was purged since.
+type history struct {
+	mu       sync.Mutex
+	messages []message
+	seq      uint64
+	missed   uint64 // records that were purged before they were read
+}
+
+type message struct {
+	seq     uint64
+	subject string
+	data    []byte
+}
+
+// record writes the history until stop is called.
+func record(t *testing.T, url string) (*history, func()) {
+	t.Helper()
+	nc, err := nats.Connect(url, nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond), nats.RetryOnFailedConnect(true), nats.ReconnectBufSize(-1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &history{}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			h.read(ctx, js)
+			select {
+			case <-time.After(20 * time.Millisecond):
+			case <-ctx.Done():
+			}
+		}
+	})
+	return h, sync.OnceFunc(func() { cancel(); wg.Wait(); nc.Close() })
+}
+
+func (h *history) read(ctx context.Context, js jetstream.JetStream) error {
+	opening, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	consumer, err := js.CreateConsumer(opening, "KV", jetstream.ConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: h.seq + 1,
+		AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: 5 * time.Second,
+	})
+	if err != nil {
+		return err
+	}
+	messages, err := consumer.Messages(jetstream.PullHeartbeat(500*time.Millisecond), jetstream.WithMessagesErrOnMissingHeartbeat(true))
+	if err != nil {
+		return err
+	}
+	defer messages.Stop()
+	stop := context.AfterFunc(ctx, messages.Stop)
+	defer stop()
+	for delivered := uint64(1); ; delivered++ {
+		msg, err := messages.Next()
+		if err != nil {
+			return err
+		}
+		meta, err := msg.Metadata()
+		if err != nil {
+			return err
+		}
+		if meta.Sequence.Consumer != delivered {
+			return errors.New("a message is missing")
+		}
+		h.mu.Lock()
+		h.missed += meta.Sequence.Stream - h.seq - 1
+		h.seq = meta.Sequence.Stream
+		h.messages = append(h.messages, message{h.seq, msg.Subject(), bytes.Clone(msg.Data())})
+		h.mu.Unlock()
+	}
+}
+
+// answer is an answer that says of itself for which log sequence it is true.
+type answer struct {
+	of     string
+	prompt int
+	seq    uint64
+	rows   map[string]model.Row
+}
+
+// asker asks an indexer, again and again.
+type asker struct {
+	name    string
+	url     string
+	prompts []model.Prompt
+	client  *http.Client
+
+	mu      sync.Mutex
+	answers []answer
+	refused int
+}
+
+func (a *asker) run(ctx context.Context) {
+	ticker := time.NewTicker(15 * time.Millisecond)
+	defer ticker.Stop()
+	for i := 0; ctx.Err() == nil; i++ {
+		prompt := i % len(a.prompts)
+		got, err := a.ask(ctx, prompt)
+		a.mu.Lock()
+		if err == nil {
+			a.answers = append(a.answers, got)
+		} else {
+			a.refused++
+		}
+		a.mu.Unlock()
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (a *asker) ask(ctx context.Context, prompt int) (answer, error) {
+	q := a.prompts[prompt]
+	body, err := json.Marshal(map[string]any{"model_name": "m", "token_ids": q.Tokens, "lora_name": q.LoRA, "cache_salt": q.Salt})
+	if err != nil {
+		return answer{}, err
+	}
+	var reply struct {
+		LogSeq    uint64 `json:"log_seq"`
+		Instances map[string]struct {
+			Longest int            `json:"longest_matched"`
+			GPU     int            `json:"gpu"`
+			CPU     int            `json:"cpu"`
+			Disk    int            `json:"disk"`
+			DP      map[uint32]int `json:"dp"`
+		} `json:"instances"`
+	}
+	if err := call(ctx, a.client, http.MethodPost, a.url+"/query", body, &reply); err != nil {
+		return answer{}, err
+	}
+	out := answer{of: a.name, prompt: prompt, seq: reply.LogSeq, rows: map[string]model.Row{}}
+	for name, r := range reply.Instances {
+		out.rows[name] = model.Row{GPU: r.GPU, CPU: r.CPU, Disk: r.Disk, Longest: r.Longest, DP: r.DP}
+	}
+	return out, nil
+}
+
+// call makes a request and reads the reply. A status other than 2xx is an error.
+func call(ctx context.Context, client *http.Client, method, url string, body []byte, into any) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode/100 != 2 {
+		return errors.New(string(data))
+	}
+	if into == nil {
+		return nil
+	}
+	return json.Unmarshal(data, into)
+}
+
+// judge compares every answer with what the history says at the sequence that the
+// answer claims.
+func (h *history) judge(t *testing.T, prompts []model.Prompt, answers []answer) {
+	t.Helper()
+	if h.missed > 0 {
+		t.Errorf("%d records were purged before the test had read them: it can't say much", h.missed)
+	}
+	slices.SortStableFunc(answers, func(a, b answer) int { return cmp.Compare(a.seq, b.seq) })
+	log := feed.NewReader()
+	wrong, at, next := 0, map[uint64]bool{}, 0
+	var state model.State
+	for _, a := range answers {
+		if !at[a.seq] {
+			for next < len(h.messages) && h.messages[next].seq <= a.seq {
+				m := h.messages[next]
+				next++
+				if err := log.Apply(m.seq, m.subject, m.data); err != nil {
+					t.Errorf("the log breaks its rules: %v", err)
+				}
+			}
+			at[a.seq], state = true, stateOf(log)
+		}
+		if want := state.Answer(prompts[a.prompt].Locals); !reflect.DeepEqual(a.rows, want) {
+			if wrong++; wrong < 5 {
+				t.Errorf("%s: prompt %d at log seq %d: answer %v, want %v", a.of, a.prompt, a.seq, a.rows, want)
+			}
+		}
+	}
+	for _, m := range h.messages[next:] {
+		if err := log.Apply(m.seq, m.subject, m.data); err != nil {
+			t.Errorf("the log breaks its rules: %v", err)
+		}
+	}
+	t.Logf("%d answers at %d of %d log sequences, %d wrong", len(answers), len(at), h.seq, wrong)
+}
+
+// stateOf returns what a reader of the log holds.
+func stateOf(log *feed.Reader) model.State {
+	st := model.State{BlockSize: blockSize, Held: map[model.Rank]map[model.Tier]map[uint64]bool{}}
+	for _, s := range log.Sources() {
+		held := map[model.Tier]map[uint64]bool{}
+		for t, seqs := range s.Resident() {
+			held[model.Tier(t)] = seqs
+		}
+		st.Held[model.Rank{Instance: s.Name.Instance, Rank: s.Name.Rank}] = held
+	}
+	return st
+}
+
+// losses tells what the history says about losses.
+func (h *history) losses() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	log := feed.NewReader()
+	for _, m := range h.messages {
+		log.Apply(m.seq, m.subject, m.data)
+	}
+	var out strings.Builder
+	for _, s := range log.Sources() {
+		fmt.Fprintf(&out, "%s: resets %v, gaps %v, %d batches lost before the last checkpoint\n", s.Name.Instance, s.Resets, s.Gaps, s.LostBefore)
+	}
+	return out.String()
+}
