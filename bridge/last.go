@@ -13,8 +13,11 @@ import (
 
 // lastMessage returns the last message of a subject; jetstream.ErrMsgNotFound if
 // it has none. It asks the leader of the stream: any other server may be behind,
-// and what it does not have yet would look as if it had never been written.
+// and what it does not have yet would look as if it had never been written. It waits no
+// longer than for a publish: an answer may be lost with its server.
 func (b *Bridge) lastMessage(ctx context.Context, subject string) (*jetstream.RawStreamMsg, error) {
+	ctx, cancel := context.WithTimeout(ctx, b.cfg.PublishTimeout)
+	defer cancel()
 	request, err := json.Marshal(map[string]string{"last_by_subj": subject})
 	if err != nil {
 		return nil, err
