@@ -15,6 +15,7 @@ var errCheck = errors.New("something has to be mended, see above")
 
 func checkCommand() *cobra.Command {
 	var o check.Options
+	var auth natsAuth
 	var workers workerFlags
 	var file string
 	var asJSON, strict bool
@@ -36,6 +37,10 @@ Changes nothing. Exits with 1 if something has to be mended.`,
 			if o.Workers, err = workers.parse(cmd.Flags()); err != nil {
 				return err
 			}
+			if o.Connect, err = auth.options(); err != nil {
+				return err
+			}
+			o.Domain = auth.domain
 			found := check.Run(cmd.Context(), o)
 			if asJSON {
 				encoder := json.NewEncoder(cmd.OutOrStdout())
@@ -53,6 +58,7 @@ Changes nothing. Exits with 1 if something has to be mended.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.NATS, "nats", "nats://127.0.0.1:4222", "URL of the NATS servers; empty: leave them out")
+	auth.add(f)
 	f.IntVar(&o.Replicas, "replicas", 1, "how many NATS servers are to keep the log")
 	f.StringVar(&o.Server, "server", "", "URL of an indexer to look at; empty: none")
 	f.StringVar(&o.Token, "token", "", "its bearer token")

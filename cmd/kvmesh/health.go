@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 	"github.com/spf13/cobra"
 )
 
@@ -19,6 +18,7 @@ import (
 type probe struct {
 	client  client
 	nats    string
+	auth    natsAuth
 	ready   bool
 	timeout time.Duration
 }
@@ -48,6 +48,7 @@ well. It is what health checks and probes call where there is no shell and no cu
 	p.client.add(f)
 	f.BoolVar(&p.ready, "ready", false, "well is only what answers truly: ask /ready instead of /health")
 	f.StringVar(&p.nats, "nats", "", "URL of NATS servers to ask instead: JetStream has to answer")
+	p.auth.add(f)
 	f.DurationVar(&p.timeout, "timeout", 3*time.Second, "how long to wait for the answer")
 	return cmd
 }
@@ -88,12 +89,16 @@ func (p *probe) askHTTP(ctx context.Context) error {
 
 // askNATS connects to NATS and has JetStream answer.
 func (p *probe) askNATS(ctx context.Context) error {
-	nc, err := nats.Connect(p.nats, nats.Name("kvmesh health"), nats.Timeout(p.timeout), nats.NoReconnect())
+	options, err := p.auth.options()
+	if err != nil {
+		return err
+	}
+	nc, err := nats.Connect(p.nats, append(options, nats.Name("kvmesh health"), nats.Timeout(p.timeout), nats.NoReconnect())...)
 	if err != nil {
 		return fmt.Errorf("NATS at %s: %w", redact(p.nats), err)
 	}
 	defer nc.Close()
-	js, err := jetstream.New(nc)
+	js, err := p.auth.jetstream(nc)
 	if err != nil {
 		return err
 	}

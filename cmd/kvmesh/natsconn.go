@@ -23,6 +23,7 @@ type natsFlags struct {
 	url      string
 	listen   string
 	replicas int
+	auth     natsAuth
 }
 
 func (n *natsFlags) add(flags *pflag.FlagSet, embedded bool) {
@@ -32,6 +33,7 @@ func (n *natsFlags) add(flags *pflag.FlagSet, embedded bool) {
 	} else {
 		flags.StringVar(&n.url, "nats", nats.DefaultURL, "URL of the NATS servers")
 	}
+	n.auth.add(flags)
 	flags.IntVar(&n.replicas, "replicas", 1, "how many NATS servers keep the log and the catalog, should they have to be made")
 }
 
@@ -68,6 +70,14 @@ func (n *natsFlags) connect(name string, embedded *server.Server, log *slog.Logg
 			log.Warn("NATS client error", "error", err)
 		}),
 	}
+	auth, err := n.auth.options()
+	if err != nil {
+		return nil, err
+	}
+	if embedded != nil && n.auth.given() {
+		return nil, errors.New("--nats-creds and the like are for the servers of --nats, which is not given")
+	}
+	options = append(options, auth...)
 	if embedded != nil {
 		options = append(options, nats.InProcessServer(embedded))
 		url = nats.DefaultURL // not dialled

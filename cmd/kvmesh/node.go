@@ -232,7 +232,7 @@ func (n *node) complete(flags *pflag.FlagSet) error {
 // serve runs the node's parts until ctx ends, and ends them in the order that
 // loses nothing.
 func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, listener net.Listener, workers []event.Worker) error {
-	js, err := jetstream.New(nc)
+	js, err := n.nats.auth.jetstream(nc)
 	if err != nil {
 		return err
 	}

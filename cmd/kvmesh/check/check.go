@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -40,6 +41,10 @@ type Options struct {
 	// NATS is the URL of the NATS servers; empty: they are not looked at, and
 	// neither is what is known through them.
 	NATS string
+	// Connect is what to connect with, and Domain the JetStream domain, empty
+	// for that of the servers.
+	Connect []nats.Option
+	Domain  string
 	// Replicas is how many NATS servers are to keep the log.
 	Replicas int
 	// Server is the URL of an indexer; empty: none.
@@ -97,6 +102,9 @@ func (c *checker) throughNATS(ctx context.Context) []event.Worker {
 	defer nc.Close()
 	c.connection(nc)
 	js, err := jetstream.New(nc)
+	if c.Domain != "" {
+		js, err = jetstream.NewWithDomain(nc, c.Domain)
+	}
 	if err != nil {
 		c.add(Fail, "nats", c.redacted(), "", "%v", err)
 		return nil
@@ -147,7 +155,7 @@ func Print(w io.Writer, found []Finding) error {
 
 // connect makes a connection that is not kept up.
 func (c *checker) connect() (*nats.Conn, bool) {
-	nc, err := nats.Connect(c.NATS, nats.Name("kvmesh check"), nats.Timeout(c.Timeout), nats.NoReconnect(), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+	nc, err := nats.Connect(c.NATS, append(slices.Clone(c.Connect), nats.Name("kvmesh check"), nats.Timeout(c.Timeout), nats.NoReconnect(), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))...)
 	if err != nil {
 		c.add(Fail, "nats", c.redacted(), connectFix(err), "%v", err)
 		return nil, false
