@@ -146,6 +146,9 @@ func (d *deployment) purge() {
 	if err := stream.Purge(ctx, jetstream.WithPurgeSequence(last+1)); err != nil {
 		d.t.Logf("not purged before %d: %v", last, err)
 	}
+	d.history.mu.Lock()
+	d.history.purged = last
+	d.history.mu.Unlock()
 }
 
 // TestFaults runs random schedules of faults.
