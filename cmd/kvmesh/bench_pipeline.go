@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -235,11 +234,17 @@ func (p *pipeline) measure(ctx context.Context, b *pipelineBench, progress io.Wr
 	if err := p.fleet.Prepare(paced); err != nil {
 		return nil, err
 	}
+	if err := b.profile.start(); err != nil {
+		return nil, err
+	}
 	before, began := cpuTime(), time.Now()
 	if err := p.fleet.Run(ctx); err != nil {
 		return nil, err
 	}
 	if err := p.settled(ctx); err != nil {
+		return nil, err
+	}
+	if err := b.profile.stop(); err != nil {
 		return nil, err
 	}
 	took := time.Since(began)
@@ -258,17 +263,13 @@ func (p *pipeline) measure(ctx context.Context, b *pipelineBench, progress io.Wr
 	var most atomic.Uint64
 	watch, stop := context.WithCancel(ctx)
 	go watchMemory(watch, &most)
-	if err := b.profile.start(); err != nil {
-		stop()
-		return nil, err
-	}
 	before, began = cpuTime(), time.Now()
 	err := p.fleet.Run(ctx)
 	if err == nil {
 		err = p.settled(ctx)
 	}
 	stop()
-	if err = errors.Join(err, b.profile.stop()); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	took = time.Since(began)
