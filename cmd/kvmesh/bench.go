@@ -26,7 +26,8 @@ func benchCommand() *cobra.Command {
 		benchFleetCommand(),
 		benchIndexCommand(),
 		benchNATSCommand(),
-		benchPipelineCommand(), benchSelectCommand(),
+		benchPipelineCommand(),
+		benchColdstartCommand(), benchSelectCommand(),
 		benchQueryCommand(),
 		benchTraceCommand(),
 	)
