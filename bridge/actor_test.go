@@ -24,6 +24,7 @@ type actor struct {
 	lives  []life
 	prints map[uint64]place // fingerprint of a payload → what it is
 	oracle *oracle
+	lossy  bool // any batch may be lost for good
 }
 
 // life is one life of an engine.
@@ -105,7 +106,7 @@ func (a *actor) raw(payload []byte, d mock.Delivery, events ...model.Event) uint
 		l.batches = append(l.batches, act{lossy: true})
 	}
 	seq := a.PublishRaw(payload, d)
-	l.batches = append(l.batches, act{payload: payload, events: events, lossy: d == mock.Gone})
+	l.batches = append(l.batches, act{payload: payload, events: events, lossy: a.lossy || d == mock.Gone})
 	a.prints[hash.Bytes(payload)] = place{len(a.lives) - 1, seq}
 	return seq
 }
@@ -191,14 +192,14 @@ func (o *oracle) check(s *feed.Source) error {
 	case s.Batches:
 		at, ok := o.a.prints[s.Fingerprint]
 		if !ok || at.seq != s.Last {
-			return fmt.Errorf("batch %d has a fingerprint of %+v", s.Last, at)
+			return fmt.Errorf("%w: batch %d has a fingerprint of %+v", feed.ErrRule, s.Last, at)
 		}
 		if err := o.advance(at, s.Gaps[o.gaps:]); err != nil {
 			return err
 		}
 	}
 	if diff := s.Diff(o.resident()); diff != "" {
-		return fmt.Errorf("after batch %d of life %d: %s", s.Last, o.life, diff)
+		return fmt.Errorf("%w: after batch %d of life %d: %s", feed.ErrRule, s.Last, o.life, diff)
 	}
 	return nil
 }
@@ -208,8 +209,11 @@ func (o *oracle) advance(to place, gaps []feed.Gap) error {
 	if o.life < 0 {
 		o.life, o.next = to.life, o.a.lives[to.life].first
 	}
+	if to.life > o.life && o.a.lossy && to.seq >= o.next {
+		o.life = to.life // the ring has lost what would have told the lives apart
+	}
 	if to.life != o.life {
-		return fmt.Errorf("batch %d is of life %d, in an incarnation of life %d", to.seq, to.life, o.life)
+		return fmt.Errorf("%w: batch %d is of life %d, in an incarnation of life %d", feed.ErrRule, to.seq, to.life, o.life)
 	}
 	l := &o.a.lives[o.life]
 	for ; o.next <= to.seq; o.next++ {
@@ -217,7 +221,7 @@ func (o *oracle) advance(to place, gaps []feed.Gap) error {
 		in := slices.IndexFunc(gaps, func(g feed.Gap) bool { return g.From <= o.next && o.next <= g.To })
 		switch {
 		case in >= 0 && !b.lossy:
-			return fmt.Errorf("batch %d of life %d is given up: %+v", o.next, o.life, gaps[in])
+			return fmt.Errorf("%w: batch %d of life %d is given up: %+v", feed.ErrRule, o.next, o.life, gaps[in])
 		case in >= 0 && o.onGap:
 			o.state.Reset()
 		case in < 0:

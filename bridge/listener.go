@@ -240,7 +240,7 @@ func (l *listener) live(seq uint64, payload []byte) {
 		l.verify, l.proven = true, false
 		l.window.Add(seq, l.conn, payload)
 	case seq < l.next:
-		l.old(seq, payload, late)
+		l.old(seq, payload, late, true)
 	case seq == l.next:
 		if l.accept(seq, l.conn, payload, l.heard) {
 			l.drain()
@@ -273,7 +273,7 @@ func (l *listener) drain() {
 	for l.window.Len() > 0 && !l.verify && !l.opening && l.window.First() <= l.next {
 		b := l.window.Pop()
 		if b.seq < l.next {
-			l.old(b.seq, b.payload, l.proven)
+			l.old(b.seq, b.payload, l.proven, false)
 		} else if !l.accept(b.seq, b.conn, b.payload, b.at) {
 			return
 		}
@@ -283,14 +283,19 @@ func (l *listener) drain() {
 
 // old meets a live batch whose number was applied before: the same batch once
 // more, which is nothing, or the first sign of another life of the engine.
-// late says that the batch may be one that a replay brought sooner.
-func (l *listener) old(seq uint64, payload []byte, late bool) {
+// late says that the batch may be one that a replay brought sooner, arriving that
+// it comes just now, behind everything that is held.
+func (l *listener) old(seq uint64, payload []byte, late, arriving bool) {
 	print, known := l.recent.get(seq)
 	if known && print == hash.Bytes(payload) || !known && late {
 		l.b.metrics.duplicates.Add(l.ctx, 1)
 		return
 	}
 	l.restart(fmt.Sprintf("batch %d came with other content", seq))
+	if arriving { // numbers grow in a life: what this connection brought before is of another
+		l.window.DropBefore(l.conn + 1)
+		l.hasLive = false
+	}
 	l.live(seq, payload)
 }
 

@@ -307,7 +307,7 @@ func TestAnOldDuplicate(t *testing.T) {
 func freshEngine(t *testing.T, batches int, change ...func(*mock.Options)) (*rig, *actor, *edge) {
 	r := newRig(t)
 	a := r.engine("a", change...)
-	e := r.bridge()
+	e := r.bridge(func(c *bridge.Config) { c.RepairTimeout = 2 * time.Second })
 	e.serve(a)
 	for i := range batches {
 		a.publish(prompt(i, 0, 2))
@@ -336,6 +336,18 @@ func TestRestarts(t *testing.T) {
 			a.deliver(mock.Lost, prompt(100, 0, 2))
 			a.deliver(mock.Lost, prompt(100, 2, 2))
 			a.publish(prompt(100, 4, 2))
+		}},
+		{"behind the same connection, while batches are missing", func(r *rig, a *actor, e *edge) {
+			a.SetReplay(func(re *mock.Replay) { re.Silent = 1 })
+			a.deliver(mock.Lost, prompt(50, 0, 2))
+			a.publish(prompt(51, 0, 2))
+			a.publish(prompt(52, 0, 2))
+			r.await("they are asked for", func() bool { return r.status(a).State == event.StateCatchingUp })
+			a.reborn()
+			a.publish(prompt(100, 0, 2))
+			for i := range 2 * n {
+				a.publish(prompt(101+i, 0, 2))
+			}
 		}},
 		{"fewer batches than before, none live", func(r *rig, a *actor, e *edge) {
 			a.Stop()

@@ -77,7 +77,9 @@ func (l *listener) probeIfIdle(now time.Time) {
 
 // request is one replay request and what came of it.
 type request struct {
-	conn    uint64 // number of the live connection that it is made for
+	conn        uint64 // number of the live connection that it is made for
+	incarnation uint64 // when it was made
+
 	start   uint64
 	overlap bool // the batch at start was applied: it must come as it was
 	verify  bool // live batches wait for that
@@ -107,7 +109,7 @@ func (l *listener) repairLoop() {
 		// unheard, and a trimmed ring from a batch that is absent. The second
 		// attempt does not: an answer may have room for one batch only.
 		overlap := l.next > 0 && (l.verify || l.repair.attempts != 1)
-		q := request{conn: l.conn, start: l.next, overlap: overlap, verify: l.verify, census: census}
+		q := request{conn: l.conn, incarnation: l.incarnation, start: l.next, overlap: overlap, verify: l.verify, census: census}
 		switch {
 		case q.census:
 			q.start, q.overlap = 0, false
@@ -197,7 +199,7 @@ func (l *listener) replay(q *request) error {
 // replayed takes in one batch of a replay, and tells whether the request has
 // brought all that it was made for.
 func (l *listener) replayed(q *request, seq uint64, payload []byte) (done bool) {
-	if q.conn != l.conn {
+	if q.conn != l.conn || q.incarnation != l.incarnation {
 		return true // it may be of the engine before
 	}
 	if q.got == 0 {
@@ -256,7 +258,7 @@ func (l *listener) conclude(q *request, helped bool) (census bool) {
 		r.attempts, r.quiet = 0, 0
 	}
 	switch {
-	case q.restarts || !l.connected || q.conn != l.conn:
+	case q.restarts || !l.connected || q.conn != l.conn || q.incarnation != l.incarnation:
 		return false
 	case q.census:
 		l.concludeCensus(q)

@@ -142,19 +142,22 @@ func (r *Reader) Read(ctx context.Context, js jetstream.JetStream, stream string
 }
 
 // Until reads a stream again and again until done tells that it has seen enough,
-// or a record is wrong, or ctx ends.
+// or a record is wrong, or ctx ends. A server that is away meanwhile is waited for.
 func (r *Reader) Until(ctx context.Context, js jetstream.JetStream, stream string, done func(*Reader) bool) error {
 	for {
-		if err := r.Read(ctx, js, stream); err != nil {
+		attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
+		err := r.Read(attempt, js, stream)
+		cancel()
+		switch {
+		case errors.Is(err, ErrRule), errors.Is(err, ErrRecord), errors.Is(err, event.ErrSubject):
 			return err
-		}
-		if done(r) {
+		case err == nil && done(r):
 			return nil
 		}
 		select {
 		case <-time.After(5 * time.Millisecond):
 		case <-ctx.Done():
-			return fmt.Errorf("log read up to %d: %w", r.seq, ctx.Err())
+			return fmt.Errorf("log read up to %d: %w", r.seq, errors.Join(ctx.Err(), err))
 		}
 	}
 }
