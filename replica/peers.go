@@ -133,6 +133,7 @@ func NewPeers(nc *nats.Conn, cfg PeersConfig) (*Peers, error) {
 	var errs [4]error
 	p.diff, errs[0] = meter.Int64Counter("kvmesh.replica.differences", metric.WithUnit("{source}"),
 		metric.WithDescription("Sources that another indexer held otherwise at the same log sequence."))
+	p.diff.Add(context.Background(), 0) // there from the beginning
 	count, err := meter.Int64ObservableGauge("kvmesh.replica.peers", metric.WithUnit("{process}"), metric.WithDescription("Other processes of the deployment."))
 	errs[1] = err
 	compared, err := meter.Int64ObservableGauge("kvmesh.replica.compared", metric.WithUnit("{source}"),
