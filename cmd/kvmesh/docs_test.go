@@ -208,7 +208,7 @@ func TestKubernetesManifests(t *testing.T) {
 			cmd, _, _ := root().Find(args)
 			for _, e := range c["env"].([]any) {
 				variable := at(e, "name").(string)
-				known := variable == "GOMEMLIMIT"
+				known := variable == "GOMEMLIMIT" || variable == "NODE" // which the arguments name
 				cmd.Flags().VisitAll(func(f *pflag.Flag) { known = known || envName(f.Name) == variable })
 				if !known {
 					t.Errorf("%s: %s is no setting of %s", name, variable, cmd.Name())

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -200,8 +201,10 @@ func (d *described) engine() {
 	d.call("POST", "/register", map[string]any{"instance_id": "w0", "endpoint": e.Addr(), "replay_endpoint": e.ReplayAddr(), "model_name": "m",
 		"routing_group": "default", "block_size": 4, "dp_rank": 0, "topic": "kv", "engine": "vllm", "labels": map[string]string{"zone": "a"}, "ttl_seconds": 3600,
 		"tenant_id": "default", "additionalsalt": nil}, 201)
+	waiting, cancel := context.WithTimeout(d.t.Context(), patience)
+	defer cancel()
 	d.call("POST", "/register", map[string]any{"instance_id": 7, "endpoint": "tcp://" + freeAddr(d.t), "modelname": "m", "block_size": 4}, 201)
-	if err := e.WaitSubscribers(d.t.Context(), 1); err != nil {
+	if err := e.WaitSubscribers(waiting, 1); err != nil {
 		d.t.Fatal(err)
 	}
 	for i, medium := range []string{"GPU", "CPU", "DISK", "EXTERNAL"} {

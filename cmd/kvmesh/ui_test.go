@@ -28,7 +28,9 @@ func boardEngine(t *testing.T, url string, headers ...string) *mock.Engine {
 	if _, err := command(t, "register", "--server", url, "--token", apiToken, "--model", "m", "--block-size", "4", "--worker", "w0="+e.Addr()+",replay="+e.ReplayAddr()); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.WaitSubscribers(t.Context(), 1); err != nil {
+	waiting, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := e.WaitSubscribers(waiting, 1); err != nil {
 		t.Fatal(err)
 	}
 	prompt := func(first int64) []int64 {
