@@ -3,6 +3,7 @@ package bridge
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/nats-io/nuid"
 	"go.opentelemetry.io/otel/trace"
@@ -271,7 +272,16 @@ func (n *lane) finish(ctx context.Context) error {
 	if n.l.retired.Load() {
 		return nil
 	}
-	if err := n.flush(ctx); err != nil || n.log.bytes <= 2*n.log.checkpointBytes+4096 {
+	err := n.flush(ctx)
+	for err == nil && n.othersFirst() {
+		select {
+		case <-n.wake:
+			err = n.flush(ctx)
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+	}
+	if err != nil || n.log.bytes <= 2*n.log.checkpointBytes+4096 {
 		return err
 	}
 	return n.checkpoint(ctx)
@@ -296,6 +306,9 @@ func (n *lane) step(ctx context.Context) (more bool, err error) {
 	if err := n.settle(ctx); err != nil {
 		return false, err
 	}
+	if n.othersFirst() {
+		return false, nil // it is woken again
+	}
 	if n.checkpointDue() {
 		return true, n.checkpoint(ctx)
 	}
@@ -304,6 +317,14 @@ func (n *lane) step(ctx context.Context) (more bool, err error) {
 		return false, nil
 	}
 	return true, n.publish(ctx, record, h)
+}
+
+// othersFirst tells whether the home lane has to wait for the other lanes before
+// it writes to a log that began anew: what it writes says that they are there.
+func (n *lane) othersFirst() bool {
+	n.l.mu.Lock()
+	defer n.l.mu.Unlock()
+	return n.log.anew && n == n.l.home && slices.ContainsFunc(n.l.lanes[1:], func(other *lane) bool { return other.due })
 }
 
 // checkpointDue tells whether a checkpoint is to be written now.
@@ -366,7 +387,11 @@ func (n *lane) checkpoint(ctx context.Context) error {
 	n.log.bytes, n.log.checkpointBytes, n.log.anew = total, total, false
 	n.l.mu.Lock()
 	n.due, n.checkpointAt = false, at
+	home := n.l.home
 	n.l.mu.Unlock()
+	if n != home {
+		home.signal()
+	}
 	n.l.b.metrics.checkpoints.Add(ctx, 1)
 	return nil
 }

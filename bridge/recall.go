@@ -77,7 +77,8 @@ func (b *Bridge) readBack(ctx context.Context, subject string, last uint64, f fu
 	complete := false
 	for left, empty := int(consumer.CachedInfo().NumPending), 0; left > 0 && empty < idle; empty++ {
 		// Never more than there are: what waits for more outlives its need.
-		got, err := consumer.Fetch(min(left, 256), jetstream.FetchMaxWait(b.cfg.PublishTimeout))
+		// Without heartbeats a request that gets lost is waited for for ever.
+		got, err := consumer.Fetch(min(left, 256), jetstream.FetchMaxWait(b.cfg.PublishTimeout), jetstream.FetchHeartbeat(b.cfg.PublishTimeout/4))
 		if err != nil {
 			return err
 		}

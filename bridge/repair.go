@@ -261,9 +261,10 @@ func (l *listener) conclude(q *request, helped bool) (census bool) {
 	case q.restarts || !l.connected || q.conn != l.conn || q.incarnation != l.incarnation:
 		return false
 	case q.census:
-		l.concludeCensus(q)
-		return false
-	case q.verify && l.verify && q.end:
+		if l.concludeCensus(q) {
+			return false
+		}
+	case q.overlap && q.end && (q.got == 0 || q.verify && l.verify):
 		// The engine has nothing from the overlap on.
 		return true
 	}
@@ -279,7 +280,7 @@ func (l *listener) conclude(q *request, helped bool) (census bool) {
 		if r.probe && !helped {
 			r.quiet++
 		}
-		r.probe = false
+		r.probe = r.probe && helped // it may have sent a part of what it has only
 	}
 	return false
 }
@@ -287,16 +288,17 @@ func (l *listener) conclude(q *request, helped bool) (census bool) {
 // concludeCensus decides whether an engine that has nothing from the overlap on
 // is a new one: it is if it has batches, all with lower numbers, and none that
 // was applied.
-func (l *listener) concludeCensus(q *request) {
+func (l *listener) concludeCensus(q *request) (restarted bool) {
 	if q.got > 0 && !q.same && l.next > 0 && q.highest < l.next-1 {
 		l.restart(fmt.Sprintf("its last batch is %d, that of the engine before was %d", q.highest, l.next-1))
-		return
+		return true
 	}
 	if q.err == nil {
 		l.proven = q.same
 	}
 	l.verify = false
 	l.drain()
+	return false
 }
 
 // giveUp ends a repair that does not help: what is missing is lost.

@@ -33,6 +33,7 @@ type actor struct {
 	high   int     // numbers below it were used in earlier lives
 	stale  bool    // nobody has seen anything of this life yet
 	target *uint64 // fingerprint of the last batch that somebody can see
+	after  uint64  // log sequence behind which there has to be something
 }
 
 // delivery is what became of one batch.

@@ -38,6 +38,18 @@ func eventually(cond func() bool) bool {
 	return true
 }
 
+// retry makes attempts until one succeeds. Each is short: a request that a NATS
+// server which starts again has swallowed is never answered.
+func retry(attempt func(ctx context.Context) error) (err error) {
+	eventually(func() bool {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		err = attempt(ctx)
+		return err == nil
+	})
+	return err
+}
+
 // natsServer is an embedded NATS server with JetStream on disk that can be
 // stopped and started again on its files while clients stay.
 type natsServer struct {
@@ -269,13 +281,7 @@ func (m *mesh) stopIndexer() {
 }
 
 func (m *mesh) register(w event.Worker) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	var err error
-	eventually(func() bool { // the catalog may not have been reached yet
-		err = m.catalog.Register(ctx, w)
-		return err == nil || errors.Is(err, event.ErrWorker) || errors.Is(err, event.ErrConflict)
-	})
+	err := retry(func(ctx context.Context) error { return m.catalog.Register(ctx, w) }) // the catalog may not have been reached yet
 	if err == nil {
 		m.workers[w.Source] = w
 	}
@@ -283,11 +289,14 @@ func (m *mesh) register(w event.Worker) error {
 }
 
 func (m *mesh) unregister(s event.Source) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	_, err := m.catalog.Unregister(ctx, s.Instance, s.Model, s.Group, &s.Rank)
 	delete(m.workers, s)
-	return err
+	return retry(func(ctx context.Context) error {
+		_, err := m.catalog.Unregister(ctx, s.Instance, s.Model, s.Group, &s.Rank)
+		if errors.Is(err, event.ErrNotRegistered) { // by an attempt whose end was not seen
+			err = nil
+		}
+		return err
+	})
 }
 
 // stream returns the stream of the log.

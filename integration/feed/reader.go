@@ -116,7 +116,7 @@ func (r *Reader) Read(ctx context.Context, js jetstream.JetStream, stream string
 	defer st.DeleteConsumer(context.WithoutCancel(ctx), consumer.CachedInfo().Name)
 	var problems []error
 	for left := int(consumer.CachedInfo().NumPending); left > 0; {
-		got, err := consumer.Fetch(min(left, 500), jetstream.FetchMaxWait(5*time.Second))
+		got, err := consumer.Fetch(min(left, 500), jetstream.FetchMaxWait(5*time.Second), jetstream.FetchHeartbeat(time.Second))
 		if err != nil {
 			return errors.Join(append(problems, err)...)
 		}
