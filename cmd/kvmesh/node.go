@@ -338,7 +338,7 @@ func (n *node) reader(nc *nats.Conn, js jetstream.JetStream, log *slog.Logger, m
 	if err != nil {
 		return nil, nil, err
 	}
-	choose, err := n.choose.new(nc, js, index, n.nats.replicas, log, meter)
+	choose, err := n.choose.new(nc, js, index, n.id, n.nats.replicas, log, meter)
 	return index, choose, err
 }
 

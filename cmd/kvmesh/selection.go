@@ -8,6 +8,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nuid"
 	"github.com/spf13/pflag"
 	"go.opentelemetry.io/otel/metric"
 
@@ -65,6 +66,9 @@ func (f *selectionFlags) validate() error {
 	return f.selection.Validate()
 }
 
+// nuidPrefix is how long the random part of a nuid is.
+const nuidPrefix = 12
+
 // chooser is what selects workers in a process.
 type chooser struct {
 	load     *load.Shared
@@ -72,10 +76,12 @@ type chooser struct {
 	roster   *selection.Roster
 }
 
-func (f *selectionFlags) new(nc *nats.Conn, js jetstream.JetStream, index *indexer.Indexer, replicas int, log *slog.Logger, meter metric.MeterProvider) (*chooser, error) {
+func (f *selectionFlags) new(nc *nats.Conn, js jetstream.JetStream, index *indexer.Indexer, id string, replicas int, log *slog.Logger, meter metric.MeterProvider) (*chooser, error) {
 	c := &chooser{}
 	var err error
-	if c.load, err = load.New(load.OverNATS(nc), f.load, load.Options{Logger: log, Meter: meter}); err != nil {
+	shared := f.load
+	shared.ID = id + "-" + nuid.Next()[:nuidPrefix] // a process that starts again is another replica
+	if c.load, err = load.New(load.OverNATS(nc), shared, load.Options{Logger: log, Meter: meter}); err != nil {
 		return nil, err
 	}
 	options := selection.Options{Logger: log, Meter: meter}

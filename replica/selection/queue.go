@@ -5,6 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -12,14 +15,21 @@ import (
 )
 
 // queue is the requests of a partition that are held back because all workers
-// are busy. The first one tries again every now and then; the others wait for
-// their turn.
+// that may serve them are busy. Those that may go to the same workers are in one
+// line: its first one tries again every now and then, the others wait for their
+// turn. So a request that may go to a few workers only does not hold up those
+// that may go elsewhere.
 type queue struct {
-	mu      sync.Mutex
-	waiting heldList
-	tokens  int64
-	serial  uint64
+	mu     sync.Mutex
+	lines  map[string]*line // by what limits the choice
+	n      int
+	tokens int64
+	serial uint64
 }
+
+// line is requests that may go to the same workers, the one whose turn it is
+// first.
+type line []*held
 
 // held is a request that is held back.
 type held struct {
@@ -30,13 +40,12 @@ type held struct {
 	first    chan struct{} // has something when it is its turn
 }
 
-// retry is how often the first one tries.
+// retry is how often the first one of a line tries.
 const retry = 2 * time.Millisecond
 
-type heldList []*held
-
-func (l heldList) Len() int { return len(l) }
-func (l heldList) Less(i, j int) bool {
+// Len implements heap.Interface, as the next four do.
+func (l line) Len() int { return len(l) }
+func (l line) Less(i, j int) bool {
 	a, b := l[i], l[j]
 	switch {
 	case a.priority != b.priority:
@@ -46,29 +55,70 @@ func (l heldList) Less(i, j int) bool {
 	}
 	return a.serial < b.serial
 }
-func (l heldList) Swap(i, j int) {
+func (l line) Swap(i, j int) {
 	l[i], l[j] = l[j], l[i]
 	l[i].place, l[j].place = i, j
 }
-func (l *heldList) Push(x any) {
+func (l *line) Push(x any) {
 	h := x.(*held)
 	h.place = len(*l)
 	*l = append(*l, h)
 }
-func (l *heldList) Pop() any {
+func (l *line) Pop() any {
 	h := (*l)[len(*l)-1]
 	*l = (*l)[:len(*l)-1]
 	return h
 }
 
 // wake tells the first one that it is.
-func (q *queue) wake() {
-	if len(q.waiting) > 0 {
+func (l line) wake() {
+	if len(l) > 0 {
 		select {
-		case q.waiting[0].first <- struct{}{}:
+		case l[0].first <- struct{}{}:
 		default:
 		}
 	}
+}
+
+// limits names the workers that a request may go to.
+func (r *Request) limits() string {
+	if r.Pinned == "" && r.Allowed == nil && len(r.Required) == 0 {
+		return ""
+	}
+	rank := "*"
+	if r.PinnedRank != nil {
+		rank = strconv.FormatUint(uint64(*r.PinnedRank), 10)
+	}
+	allowed, required := slices.Sorted(slices.Values(r.Allowed)), slices.Sorted(slices.Values(r.Required))
+	return strings.Join([]string{r.Pinned, rank, strings.Join(allowed, "\x00"), strings.Join(required, "\x00")}, "\x01")
+}
+
+// queue returns the queue of a partition, and makes it if there is none yet.
+func (s *Selector) queue(name event.Partition) *queue {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	q := s.queues[name]
+	if q == nil {
+		q = &queue{lines: map[string]*line{}}
+		s.queues[name] = q
+	}
+	return q
+}
+
+// outrun tells whether a request would overtake others that are held back.
+func (s *Selector) outrun(r *Request) bool {
+	if s.cfg.QueueThreshold == 0 || r.Advisory {
+		return false
+	}
+	s.mu.Lock()
+	q := s.queues[r.Partition]
+	s.mu.Unlock()
+	if q == nil {
+		return false
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.n > 0 && q.lines[r.limits()] != nil
 }
 
 // hold waits for a worker that is not busy.
@@ -76,18 +126,12 @@ func (s *Selector) hold(ctx context.Context, r *Request, book bool, out *Result)
 	if s.cfg.MaxQueue == 0 {
 		return fmt.Errorf("%w", ErrOverloaded)
 	}
-	s.mu.Lock()
-	q := s.queues[r.Partition]
-	if q == nil {
-		q = &queue{}
-		s.queues[r.Partition] = q
-	}
-	s.mu.Unlock()
-	h, err := q.join(r, s.cfg.MaxQueue)
+	q, limits := s.queue(r.Partition), r.limits()
+	h, err := q.join(r, limits, s.cfg.MaxQueue)
 	if err != nil {
 		return err
 	}
-	defer q.leave(h, r)
+	defer q.leave(h, r, limits)
 	deadline := time.NewTimer(s.cfg.QueueTimeout)
 	defer deadline.Stop()
 	again := time.NewTicker(retry)
@@ -116,26 +160,38 @@ func (s *Selector) hold(ctx context.Context, r *Request, book bool, out *Result)
 	}
 }
 
-func (q *queue) join(r *Request, most int) (*held, error) {
+func (q *queue) join(r *Request, limits string, most int) (*held, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.waiting) >= most {
-		return nil, fmt.Errorf("%w: %d requests of %d tokens wait", ErrQueueFull, len(q.waiting), q.tokens)
+	if q.n >= most {
+		return nil, fmt.Errorf("%w: %d requests of %d tokens wait", ErrQueueFull, q.n, q.tokens)
 	}
 	q.serial++
 	h := &held{priority: r.Priority, at: float64(time.Now().UnixNano())/1e9 - r.Jump, serial: q.serial, first: make(chan struct{}, 1)}
-	heap.Push(&q.waiting, h)
+	l := q.lines[limits]
+	if l == nil {
+		l = &line{}
+		q.lines[limits] = l
+	}
+	heap.Push(l, h)
+	q.n++
 	q.tokens += int64(r.Tokens)
-	q.wake()
+	l.wake()
 	return h, nil
 }
 
-func (q *queue) leave(h *held, r *Request) {
+func (q *queue) leave(h *held, r *Request, limits string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	heap.Remove(&q.waiting, h.place)
+	l := q.lines[limits]
+	heap.Remove(l, h.place)
+	q.n--
 	q.tokens -= int64(r.Tokens)
-	q.wake()
+	if l.Len() == 0 {
+		delete(q.lines, limits)
+		return
+	}
+	l.wake()
 }
 
 // Queued returns how many requests of a partition are held back, and the tokens
@@ -149,5 +205,5 @@ func (s *Selector) Queued(name event.Partition) (requests int, tokens int64) {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.waiting), q.tokens
+	return q.n, q.tokens
 }

@@ -119,7 +119,10 @@ func (s *Selector) run(ctx context.Context, r *Request, book bool) (Result, erro
 
 // runPlain is run without a span. held tells whether the request was held back.
 func (s *Selector) runPlain(ctx context.Context, r *Request, book bool) (out Result, held bool, err error) {
-	err = s.once(ctx, r, book, &out)
+	err = errBusy
+	if !s.outrun(r) {
+		err = s.once(ctx, r, book, &out)
+	}
 	if errors.Is(err, errBusy) {
 		held = true
 		err = s.hold(ctx, r, book, &out)

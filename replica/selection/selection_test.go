@@ -338,14 +338,7 @@ func TestQueue(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
-			if n, _ := s.Queued(part); n == i+1 {
-				break
-			}
-			if time.Now().After(end) {
-				t.Fatal("the request is not held back")
-			}
-		}
+		eventually(t, "the request is held back", func() bool { n, _ := s.Queued(part); return n == i+1 })
 	}
 	if _, err := s.Select(t.Context(), &Request{Partition: part, Tokens: 10}); !errors.Is(err, ErrQueueFull) {
 		t.Errorf("one too many: %v, want ErrQueueFull", err)
@@ -372,6 +365,67 @@ func TestQueue(t *testing.T) {
 	}
 	if _, err := s.Select(t.Context(), &Request{Partition: part, Tokens: 10}); !errors.Is(err, ErrOverloaded) {
 		t.Errorf("all busy: %v, want ErrOverloaded", err)
+	}
+}
+
+// TestQueueIsFair: who comes later does not overtake those who wait for the same
+// workers, and is not held up by those who wait for others.
+func TestQueueIsFair(t *testing.T) {
+	cfg := Default()
+	cfg.QueueThreshold, cfg.MaxQueue, cfg.QueueTimeout = 0.5, 10, time.Minute
+	s := fleet(t, 2, holdings{}, cfg, Options{})
+	for i := range 2 {
+		s.Describe(Worker{Instance: source(i).Instance, Model: part.Model, Group: part.Group, Endpoint: "http://x", BlockSize: blockSize, Ranks: 1, MaxBatchedTokens: 1000})
+	}
+	reserve := func(id, pinned string) error {
+		_, err := s.SelectAndReserve(t.Context(), &Request{Partition: part, ID: id, Tokens: 600, Pinned: pinned})
+		return err
+	}
+	if err := reserve("busy", "w0"); err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	var order []string
+	var all sync.WaitGroup
+	wait := func(id string) {
+		all.Go(func() {
+			if err := reserve(id, "w0"); err != nil {
+				t.Error(err)
+			}
+			mu.Lock()
+			order = append(order, id)
+			mu.Unlock()
+		})
+	}
+	wait("a")
+	eventually(t, "it is held back", func() bool { n, _ := s.Queued(part); return n == 1 })
+	if err := reserve("other", "w1"); err != nil { // does not wait
+		t.Errorf("a request for another worker: %v", err)
+	}
+	wait("b")
+	eventually(t, "both are held back", func() bool { n, _ := s.Queued(part); return n == 2 })
+	for _, done := range []string{"busy", "a"} { // each lets one in
+		if err := s.Free(t.Context(), done); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the next one is in", func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return len(order) > 0 && (done == "busy" || len(order) == 2)
+		})
+	}
+	all.Wait()
+	if !slices.Equal(order, []string{"a", "b"}) {
+		t.Errorf("order %v, want a before b", order)
+	}
+}
+
+func eventually(t *testing.T, what string, so func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !so(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not so after 30 s: %s", what)
+		}
 	}
 }
 

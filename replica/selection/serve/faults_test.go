@@ -140,3 +140,32 @@ func TestThreeReplicasOverABadNetwork(t *testing.T) {
 	}
 	idle(t, n...)
 }
+
+// TestWithoutNATS: a replica that has lost NATS goes on alone, and does not wait.
+func TestWithoutNATS(t *testing.T) {
+	v := newService(t)
+	n := v.start(selection.Default(), "", false)
+	strict := v.start(selection.Default(), "", true)
+	n.must(201, "POST", "/workers", worker("w", nil))
+	for _, x := range []*node{n, strict} {
+		eventually(t, "the worker can be chosen", func() bool { return x.selector.Schedulable() == 1 })
+	}
+	v.srv.Shutdown()
+	v.srv.WaitForShutdown()
+	eventually(t, "NATS is gone", func() bool { return !n.nc.IsConnected() && !strict.nc.IsConnected() })
+	for i := range 50 {
+		id := fmt.Sprint("r", i)
+		n.must(200, "POST", "/select_and_reserve", object{"model_name": "m", "token_ids": tokens(8), "selection_id": id, "session_id": "s"})
+		n.must(200, "POST", "/reservations/"+id+"/prefill_complete", nil)
+		n.must(200, "DELETE", "/reservations/"+id, nil)
+	}
+	if got := n.must(503, "POST", "/workers", worker("x", nil)); got["code"] != "unavailable" {
+		t.Errorf("describing a worker: %v", got)
+	}
+	// Booking strictly needs NATS, and says so.
+	if got := strict.must(503, "POST", "/select_and_reserve", object{"model_name": "m", "token_ids": tokens(8)}); got["code"] != "unavailable" {
+		t.Errorf("booking strictly: %v", got)
+	}
+	strict.must(200, "POST", "/select", object{"model_name": "m", "token_ids": tokens(8)})
+	idle(t, n, strict)
+}

@@ -39,6 +39,7 @@ const blockSize = 4
 type service struct {
 	t   *testing.T
 	url string
+	srv *server.Server
 	nc  *nats.Conn
 	js  jetstream.JetStream
 	seq map[event.Source]uint64
@@ -55,7 +56,7 @@ func newService(t *testing.T) *service {
 		t.Fatal("NATS not ready")
 	}
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	v := &service{t: t, url: s.ClientURL(), seq: map[event.Source]uint64{}}
+	v := &service{t: t, srv: s, url: s.ClientURL(), seq: map[event.Source]uint64{}}
 	v.nc, v.js = v.connect()
 	if _, err := v.js.CreateStream(t.Context(), event.StreamConfig("KV", 1)); err != nil {
 		t.Fatal(err)
