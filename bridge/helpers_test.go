@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 
 // patience is how long a test waits for what has to happen. Nothing waits for so
 // long where all is well.
-const patience = time.Minute
+const patience = 2 * time.Minute
 
 // hub is a NATS server with JetStream on disk that can be stopped and started
 // again on its files while clients stay.
@@ -138,6 +138,15 @@ func newRigOn(t testing.TB, h *hub) *rig {
 	if _, err := r.nc.Subscribe(event.StatusSubjects, r.heard); err != nil {
 		t.Fatal(err)
 	}
+	return r
+}
+
+// in makes a subtest use the rig, for as long as it runs.
+func (r *rig) in(t testing.TB) *rig {
+	t.Helper()
+	outer := r.t
+	r.t = t
+	t.Cleanup(func() { r.t = outer })
 	return r
 }
 

@@ -132,6 +132,15 @@ func TestASecondWriter(t *testing.T) {
 	r.await("the bridge has noticed", func() bool { return e.count("kvmesh.bridge.replay.requests") > 1 })
 }
 
+// wordy returns the store of n blocks with names of 250 bytes.
+func wordy(id, n int) model.Event {
+	e := prompt(id, 0, n)
+	for i := range e.Hashes {
+		e.Hashes[i] = model.Text(fmt.Sprintf("%0250d", id*100_000+i))
+	}
+	return e
+}
+
 // A batch that is larger than a message is several records, and all but the last
 // are partial.
 func TestLargeBatchesAreSplit(t *testing.T) {
@@ -147,9 +156,10 @@ func TestLargeBatchesAreSplit(t *testing.T) {
 			e := r.bridge(func(c *bridge.Config) { c.MaxMessage = 256 << 10; c.CheckpointBytes = 1 << 30 })
 			e.serve(a)
 			var large []model.Event
-			for i := range 60 {
-				large = append(large, prompt(i, 0, 500)) // 8 KB of hashes each
+			for i := range 10 {
+				large = append(large, wordy(i+200, 200))
 			}
+			large = append(large, prompt(3, 0, 100))
 			a.publish(prompt(100, 0, 1))
 			a.publish(large...)
 			a.publish(evict(3, "", 5), prompt(100, 1, 1))
@@ -171,7 +181,7 @@ func TestLargeBatchesAreSplit(t *testing.T) {
 					partial++
 				}
 			}
-			if want := 60 * 8000 / limit; partial < want {
+			if want := 10 * 200 * 260 / limit; partial < want {
 				t.Errorf("%d partial records, want %d at least", partial, want)
 			}
 		})
@@ -189,14 +199,11 @@ func TestOneLargeEvent(t *testing.T) {
 	a.oracle = newOracle(a, model.SGLang)
 	e := r.bridge()
 	e.serve(a)
-	a.publish(prompt(1, 0, 5000)) // 80 KB of hashes
+	a.publish(prompt(1, 0, 4000)) // 64 KB of hashes
 	a.publish(chunked(2, 4096, 1))
-	named := prompt(3, 0, 300)
-	for i := range named.Hashes {
-		named.Hashes[i] = model.Text(fmt.Sprintf("%0250d", i))
-	}
+	named := wordy(3, 300)
 	a.publish(named, with(named, in("CPU")), named)
-	a.publish(with(prompt(4, 1, 2500), in("CPU"))) // parked
+	a.publish(with(prompt(4, 1, 2000), in("CPU"))) // parked
 	a.publish(evict(1, "", 3))
 	r.synced(a)
 	e.kill()
@@ -234,8 +241,8 @@ func TestDeathBetweenTheParts(t *testing.T) {
 			r.synced(a)
 			r.limitLog(r.logged() + parts)
 			large := []model.Event{evict(1, "", 2), prompt(1, 0, 1), offload(2, "CPU", 0, 1, 2)}
-			for i := range 150 {
-				large = append(large, prompt(100+i, 0, 500))
+			for i := range 20 {
+				large = append(large, wordy(100+i, 200))
 			}
 			a.publish(large...)
 			r.await("the log is full", func() bool { st := r.status(a); return strings.Contains(st.LastError, "maximum messages") })

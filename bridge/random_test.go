@@ -18,7 +18,7 @@ import (
 )
 
 var (
-	seeds = flag.Int("seeds", 12, "how many random runs")
+	seeds = flag.Int("seeds", 8, "how many random runs")
 	first = flag.Uint64("seed", 1, "the first of them")
 )
 

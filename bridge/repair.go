@@ -196,11 +196,19 @@ func (l *listener) replay(q *request) error {
 	}
 }
 
+// maxAhead is how far a replay may be ahead of the live batches. What is further
+// away is no number that the engine has come to meanwhile.
+const maxAhead = 1 << 20
+
 // replayed takes in one batch of a replay, and tells whether the request has
 // brought all that it was made for.
 func (l *listener) replayed(q *request, seq uint64, payload []byte) (done bool) {
 	if q.conn != l.conn || q.incarnation != l.incarnation {
 		return true // it may be of the engine before
+	}
+	if l.hasLive && seq > l.lastLive && seq-l.lastLive > maxAhead {
+		l.drop("replay_ahead", 1)
+		return true
 	}
 	if q.got == 0 {
 		q.first = seq

@@ -1,6 +1,7 @@
 package bridge_test
 
 import (
+	"fmt"
 	"maps"
 	"testing"
 
@@ -48,7 +49,8 @@ func long(h model.Hash) model.Hash {
 // on from the log.
 func TestStateOnTheWayToTheLog(t *testing.T) {
 	type batches [][]model.Event
-	for _, tc := range []struct {
+	r := newRig(t)
+	for i, tc := range []struct {
 		name    string
 		profile model.Profile
 		before  batches
@@ -153,9 +155,8 @@ func TestStateOnTheWayToTheLog(t *testing.T) {
 			drops:  map[string]int64{"unknown_block": 3}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t)
-			a := r.engine("a")
+			r := r.in(t)
+			a := r.engine(fmt.Sprint(i))
 			if tc.profile != "" {
 				a.worker.Engine = string(tc.profile)
 				a.oracle = newOracle(a, tc.profile)
@@ -187,6 +188,7 @@ func TestStateOnTheWayToTheLog(t *testing.T) {
 			if !maps.Equal(have, tc.want) {
 				t.Errorf("the log has %v blocks, want %v", have, tc.want)
 			}
+			next.stop()
 		})
 	}
 }
