@@ -165,7 +165,6 @@ type oracle struct {
 	incarnation uint64
 	gaps        int // of those on record, how many are of earlier incarnations
 	seen        int // gaps on record so far
-	lost        []feed.Gap
 }
 
 func newOracle(a *actor, profile model.Profile) *oracle {

@@ -78,7 +78,7 @@ func TestTracedRecords(t *testing.T) {
 	have := attribute.NewSet(got[0].Attributes...)
 	for _, kv := range want.ToSlice() {
 		if v, ok := have.Value(kv.Key); !ok || v != kv.Value {
-			t.Errorf("%s is %v, want %v", kv.Key, v.Emit(), kv.Value.Emit())
+			t.Errorf("%s is %v, want %v", kv.Key, v.String(), kv.Value.String())
 		}
 	}
 }

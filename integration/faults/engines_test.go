@@ -30,7 +30,6 @@ type engine struct {
 	truth   *model.Source // what can be known: without the batches that are gone
 	lost    int           // batches of this life that nobody got, and no replay has
 	lives   int
-	gone    bool // the last batch was
 }
 
 func newEngine(t *testing.T, i int, seed uint64, prompts []model.Prompt) *engine {

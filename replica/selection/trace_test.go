@@ -57,7 +57,7 @@ func TestSelectionsAreTraced(t *testing.T) {
 			attribute.Int("kvmesh.log_seq", 7), attribute.Bool("kvmesh.booked", true), attribute.Bool("kvmesh.held_back", false), attribute.Float64("kvmesh.cost", out.Cost),
 		} {
 			if v, _ := have.Value(want.Key); v != want.Value {
-				t.Errorf("%s: %s is %v, want %v", c.name, want.Key, v.Emit(), want.Value.Emit())
+				t.Errorf("%s: %s is %v, want %v", c.name, want.Key, v.String(), want.Value.String())
 			}
 		}
 		if links := ended[0].Links(); len(links) != c.links || c.links > 0 && !links[0].SpanContext.Equal(record.SpanContext()) {
