@@ -14,6 +14,10 @@ func (x *Indexer) apply(seq uint64, subject string, data []byte) {
 		err = x.dec.Reset(data)
 	}
 	h := x.dec.Header
+	if !x.Serves(name.Partition()) && name != (event.Source{}) {
+		x.skip(name, seq, err)
+		return
+	}
 	x.applyRecord(name, seq, subject, data, err)
 	if x.applied != nil && err == nil {
 		x.applied(name, h, seq)

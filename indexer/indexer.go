@@ -44,6 +44,9 @@ type Config struct {
 	// servers keep it, should the Indexer have to make it.
 	Stream   string
 	Replicas int
+	// Models are the models whose partitions the Indexer holds; none: all.
+	// The records of others are read, and not kept.
+	Models []string
 	// Grace is for how long a source whose worker is not registered is kept.
 	// It is not answered with meanwhile.
 	Grace time.Duration
@@ -116,8 +119,11 @@ type Indexer struct {
 	mu      sync.RWMutex
 	sources map[event.Source]*source
 	waiters map[*waiter]struct{}
-	absent  map[event.Source]time.Time // workers without records, since when
-	gone    map[event.Source]bool      // workers that were registered, and are no longer
+	models  map[string]bool               // not changed after New
+	others  map[event.Source]*other       // sources of partitions that are not held
+	abroad  map[elsewhere]map[uint32]bool // registered workers of such, by rank
+	absent  map[event.Source]time.Time    // workers without records, since when
+	gone    map[event.Source]bool         // workers that were registered, and are no longer
 
 	// The reader's own.
 	dec     event.Decoder
@@ -146,8 +152,14 @@ func New(nc *nats.Conn, js jetstream.JetStream, cfg Config, opts Options) (*Inde
 		trace:   newTracing(opts.Tracer),
 		sources: map[event.Source]*source{},
 		waiters: map[*waiter]struct{}{},
+		models:  map[string]bool{},
+		others:  map[event.Source]*other{},
+		abroad:  map[elsewhere]map[uint32]bool{},
 		absent:  map[event.Source]time.Time{},
 		gone:    map[event.Source]bool{},
+	}
+	for _, model := range cfg.Models {
+		x.models[model] = true
 	}
 	x.era.Store(newEra())
 	m, err := newMetrics(opts.Meter, x)

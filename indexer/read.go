@@ -167,7 +167,7 @@ func (x *Indexer) restart(created time.Time, first, last uint64) {
 		p.instances = old.instances
 		e.set(name, p)
 	}
-	x.sources = map[event.Source]*source{}
+	x.sources, x.others = map[event.Source]*source{}, map[event.Source]*other{}
 	x.era.Store(e)
 	x.advance(max(first, 1) - 1)
 }

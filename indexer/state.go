@@ -130,6 +130,10 @@ func (s *source) empty(w prefix.Writer) {
 func (x *Indexer) Registered(w event.Worker) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if !x.Serves(w.Partition()) {
+		x.registeredElsewhere(w.Source, true)
+		return
+	}
 	p := x.partition(w.Partition())
 	p.blockSize.Store(w.BlockSize)
 	in := p.instances[w.Instance]
@@ -148,6 +152,10 @@ func (x *Indexer) Registered(w event.Worker) {
 func (x *Indexer) Unregistered(s event.Source) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if !x.Serves(s.Partition()) {
+		x.registeredElsewhere(s, false)
+		return
+	}
 	x.setGone(s, true)
 	p := x.now().partition(s.Partition())
 	if p == nil || p.instances[s.Instance] == nil {

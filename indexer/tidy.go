@@ -44,6 +44,7 @@ func (x *Indexer) sweep() {
 func (x *Indexer) tidySources(now time.Time) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	x.tidyOthers(now)
 	for _, s := range x.sources {
 		switch {
 		case s.registered():
@@ -155,6 +156,11 @@ func (x *Indexer) floor() uint64 {
 			floor = min(floor, s.keep)
 		}
 	}
+	for _, o := range x.others {
+		if x.needed(o) {
+			floor = min(floor, o.keep)
+		}
+	}
 	return floor
 }
 
@@ -165,6 +171,12 @@ func (x *Indexer) stateSize() uint64 {
 	size := uint64(0)
 	for _, s := range x.sources {
 		for _, d := range s.digests {
+			size += 16 * d.Count
+		}
+		size += 256
+	}
+	for _, o := range x.others {
+		for _, d := range o.digests {
 			size += 16 * d.Count
 		}
 		size += 256
@@ -200,4 +212,5 @@ func (x *Indexer) askOldest(state jetstream.StreamState) {
 	for _, s := range old[:min(len(old), atOnce)] {
 		x.askCheckpoint(s, s.logSeq+1)
 	}
+	x.askOthers(half, atOnce)
 }

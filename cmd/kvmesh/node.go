@@ -121,6 +121,7 @@ func (n *node) addFlags(flags *pflag.FlagSet) {
 	if n.withRead {
 		x := &n.index
 		flags.DurationVar(&x.Grace, "grace", x.Grace, "how long the blocks of a worker that is not registered are kept")
+		flags.StringSliceVar(&x.Models, "models", nil, "models that this process holds the index of, separated by commas; empty: all. Queries for others are passed on")
 		flags.BoolVar(&x.Compact, "compact", x.Compact, "keep the log small")
 		n.choose.add(flags)
 		n.http.add(flags, "127.0.0.1:8090")
@@ -373,7 +374,7 @@ func (n *node) web(log *slog.Logger, nc *nats.Conn, index *indexer.Indexer, choo
 		return nil, err
 	}
 	cfg := api.Default()
-	cfg.Token = n.http.token
+	cfg.Token, cfg.Models = n.http.token, n.index.Models
 	front := api.New(cfg, index, catalog, fleet, metrics, log)
 	front.ShowPeers(func() any { return peers.List() })
 	if _, err := front.Listen(nc, version()); err != nil {

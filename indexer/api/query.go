@@ -92,6 +92,9 @@ func (s *Server) match(ctx context.Context, deadline time.Time, w *work, p *prom
 		name.Group = w.name(p.group)
 	}
 	w.asked.name = name
+	if !s.index.Serves(name) {
+		return s.forward(ctx, deadline, w, p, name)
+	}
 	size, err := s.index.BlockSize(name)
 	if err != nil {
 		return unknown(name, err)

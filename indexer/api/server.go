@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/kvmesh/kvmesh/indexer"
@@ -49,6 +50,8 @@ type Config struct {
 	// WaitTimeout is for how long a query waits for the log sequence that it
 	// asks for.
 	WaitTimeout time.Duration
+	// Models are the models that are answered for over NATS; none: all.
+	Models []string
 	// Tracer makes spans of queries, below that of the request's context over
 	// HTTP, and below that of the request's headers over NATS; nil: nothing is
 	// traced.
@@ -71,7 +74,8 @@ type Server struct {
 	mux       *http.ServeMux
 	pool      sync.Pool // of *work
 	listPeers atomic.Pointer[func() any]
-	jsonType  []string // the Content-Type of replies, made once; not written to
+	nc        atomic.Pointer[nats.Conn] // queries are passed on over it; nil before Listen
+	jsonType  []string                  // the Content-Type of replies, made once; not written to
 }
 
 // New returns a Server. metrics answers GET /metrics; nil: nothing does.
@@ -224,7 +228,10 @@ var (
 // codeOf returns the status of an error, and the code by which programs tell it.
 func codeOf(err error) (status int, code string) {
 	var tooLarge *http.MaxBytesError
+	var remote *remoteError
 	switch {
+	case errors.As(err, &remote):
+		return remote.status, remote.code
 	case errors.As(err, &tooLarge), errors.Is(err, errTooLarge), errors.Is(err, errReply):
 		return http.StatusRequestEntityTooLarge, "too_large"
 	case errors.Is(err, errMedia):

@@ -49,9 +49,9 @@ func (s *Server) Listen(nc *nats.Conn, version string) (stop func() error, err e
 	// A query may wait for a log sequence, and others must not wait for it. Who
 	// comes when all slots are taken waits in the client of NATS.
 	slots := make(chan struct{}, atOnce)
-	for name, endpoint := range map[string]struct{ subject, content string }{
-		"query":         {querySubject, tokenIDs},
-		"query-by-hash": {hashSubject, blockHashes},
+	for _, endpoint := range []struct{ name, subject, content string }{
+		{"query", querySubject, tokenIDs},
+		{"query-by-hash", hashSubject, blockHashes},
 	} {
 		handler := micro.HandlerFunc(func(r micro.Request) {
 			slots <- struct{}{}
@@ -60,12 +60,32 @@ func (s *Server) Listen(nc *nats.Conn, version string) (stop func() error, err e
 				s.serveNATS(ctx, nc, r, endpoint.subject, endpoint.content)
 			}()
 		})
-		if err := service.AddEndpoint(name, handler, micro.WithEndpointSubject(endpoint.subject+".*.*")); err != nil {
-			cancel()
-			return nil, errors.Join(fmt.Errorf("NATS service: %w", err), service.Stop())
+		name := endpoint.name
+		for i, model := range s.modelTokens() {
+			if i > 0 {
+				name = fmt.Sprintf("%s-%d", endpoint.name, i+1)
+			}
+			if err := service.AddEndpoint(name, handler, micro.WithEndpointSubject(endpoint.subject+"."+model+".*")); err != nil {
+				cancel()
+				return nil, errors.Join(fmt.Errorf("NATS service: %w", err), service.Stop())
+			}
 		}
 	}
+	s.nc.Store(nc)
 	return func() error { cancel(); return service.Stop() }, nil
+}
+
+// modelTokens returns the tokens of subjects that stand for the models which are
+// answered for.
+func (s *Server) modelTokens() []string {
+	if len(s.cfg.Models) == 0 {
+		return []string{"*"}
+	}
+	var out []string
+	for _, model := range s.cfg.Models {
+		out = append(out, event.Escape(model))
+	}
+	return out
 }
 
 func (s *Server) serveNATS(ctx context.Context, nc *nats.Conn, r micro.Request, prefix, content string) {
