@@ -218,7 +218,7 @@ func (c *Catalog) putBack(workers []event.Worker) {
 	defer cancel()
 	for i := range workers {
 		w := &workers[i]
-		if err := c.claimBlockSize(ctx, c.kv, w); err != nil {
+		if _, err := c.claimBlockSize(ctx, c.kv, w); err != nil {
 			c.log.Warn("worker not put back", "instance", w.Instance, "rank", w.Rank, "error", err)
 			continue
 		}
@@ -315,18 +315,41 @@ func (c *Catalog) Register(ctx context.Context, w event.Worker) error {
 	if before > 0 {
 		return c.again(ctx, kv, &w, before)
 	}
-	if err := c.claimBlockSize(ctx, kv, &w); err != nil {
+	alone := !c.inhabited(w.Partition())
+	claim, err := c.claimBlockSize(ctx, kv, &w)
+	if err != nil {
 		return err
 	}
 	w.Life = nuid.Next()
 	revision, err := c.write(ctx, kv, &w, 0)
 	if errors.Is(err, jetstream.ErrKeyExists) {
-		return fmt.Errorf("%w: rank %d of instance %q was registered by somebody else just now", event.ErrConflict, w.Rank, w.Instance)
+		revision, err = c.meet(ctx, kv, &w)
+	}
+	if err == nil && alone {
+		if err = c.confirmBlockSize(ctx, kv, &w, claim); errors.Is(err, event.ErrConflict) {
+			err = errors.Join(err, kv.Delete(ctx, workerPrefix+w.Key(), jetstream.LastRevision(revision)))
+		}
+	}
+	if errors.Is(err, event.ErrConflict) {
+		return err
 	}
 	if err != nil {
 		return fmt.Errorf("catalog: %w", err)
 	}
 	return c.await(ctx, revision)
+}
+
+// meet looks at a registration that somebody else has made just now. It returns
+// its revision if it is the same.
+func (c *Catalog) meet(ctx context.Context, kv jetstream.KeyValue, w *event.Worker) (uint64, error) {
+	e, err := kv.Get(ctx, workerPrefix+w.Key())
+	if err != nil {
+		return 0, err
+	}
+	if other, err := decode(e.Value()); err == nil && other.Equal(w) {
+		return e.Revision(), nil
+	}
+	return 0, fmt.Errorf("%w: rank %d of instance %q was registered by somebody else just now", event.ErrConflict, w.Rank, w.Instance)
 }
 
 // write writes a worker that has the given revision, 0 for none.
@@ -406,30 +429,78 @@ func (c *Catalog) conflict(w *event.Worker) (revision uint64, err error) {
 	return 0, nil
 }
 
+// blockSizeOf is what the bucket has of a partition.
+func blockSizeOf(w *event.Worker) (key, value string) {
+	return partitionKey(w.Partition()), fmt.Sprintf(`{"block_size":%d}`, w.BlockSize)
+}
+
+func otherBlockSize(w *event.Worker, have []byte) error {
+	return fmt.Errorf("%w: block_size is %d, but model %q, routing group %q has %s", event.ErrConflict, w.BlockSize, w.Model, w.Group, have)
+}
+
 // claimBlockSize makes the worker's block size that of its partition, unless
-// another replica was faster with another one.
-func (c *Catalog) claimBlockSize(ctx context.Context, kv jetstream.KeyValue, w *event.Worker) error {
-	key, want := partitionKey(w.Partition()), fmt.Sprintf(`{"block_size":%d}`, w.BlockSize)
+// somebody has workers there with another one. It returns the revision of that.
+func (c *Catalog) claimBlockSize(ctx context.Context, kv jetstream.KeyValue, w *event.Worker) (revision uint64, err error) {
+	key, want := blockSizeOf(w)
 	for range 5 {
 		e, err := kv.Get(ctx, key)
 		switch {
 		case errors.Is(err, jetstream.ErrKeyNotFound):
-			_, err = kv.Create(ctx, key, []byte(want))
-		case err == nil && string(e.Value()) == want:
-			return nil
-		case err == nil && c.inhabited(w.Partition()):
-			return fmt.Errorf("%w: block_size is %d, but model %q, routing group %q has %s", event.ErrConflict, w.BlockSize, w.Model, w.Group, e.Value())
-		case err == nil: // of workers that are gone
-			_, err = kv.Update(ctx, key, []byte(want), e.Revision())
+			revision, err = kv.Create(ctx, key, []byte(want))
+		case err != nil:
+		case string(e.Value()) == want:
+			return e.Revision(), nil
+		case c.inhabited(w.Partition()):
+			return 0, otherBlockSize(w, e.Value())
+		default: // of workers that are gone, or that this copy has not heard of
+			var there bool
+			if there, err = c.listed(ctx, kv, w.Partition()); there {
+				return 0, otherBlockSize(w, e.Value())
+			}
+			if err == nil {
+				revision, err = c.bucket.put(ctx, key, []byte(want), e.Revision(), 0)
+			}
 		}
 		if err == nil {
-			return nil
+			return revision, nil
 		}
 		if !errors.Is(err, jetstream.ErrKeyExists) {
-			return fmt.Errorf("catalog: %w", err)
+			return 0, fmt.Errorf("catalog: %w", err)
 		}
 	}
-	return fmt.Errorf("%w: several registrations set the block size of model %q, routing group %q at once", event.ErrConflict, w.Model, w.Group)
+	return 0, fmt.Errorf("%w: several registrations set the block size of model %q, routing group %q at once", event.ErrConflict, w.Model, w.Group)
+}
+
+// confirmBlockSize has the claim on the block size of a partition stand, now that
+// the worker is in the bucket: who read the claim before, and found no worker,
+// can't change it any more. If somebody has, the claim is lost.
+func (c *Catalog) confirmBlockSize(ctx context.Context, kv jetstream.KeyValue, w *event.Worker, revision uint64) error {
+	key, want := blockSizeOf(w)
+	for {
+		_, err := c.bucket.put(ctx, key, []byte(want), revision, 0)
+		if !errors.Is(err, jetstream.ErrKeyExists) {
+			return err
+		}
+		e, err := kv.Get(ctx, key)
+		if err != nil {
+			return err
+		}
+		if string(e.Value()) != want {
+			return otherBlockSize(w, e.Value())
+		}
+		revision = e.Revision()
+	}
+}
+
+// listed tells whether the bucket has workers of a partition.
+func (c *Catalog) listed(ctx context.Context, kv jetstream.KeyValue, p event.Partition) (bool, error) {
+	keys, err := kv.ListKeysFiltered(ctx, workerPrefix+event.Escape(p.Model)+"."+event.Escape(p.Group)+".>")
+	if err != nil {
+		return false, err
+	}
+	defer keys.Stop()
+	_, there := <-keys.Keys()
+	return there, nil
 }
 
 func (c *Catalog) inhabited(p event.Partition) bool {

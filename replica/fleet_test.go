@@ -23,7 +23,12 @@ import (
 	"github.com/kvmesh/kvmesh/replica"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m,
+		// A NATS server that is shut down while a stream is being made leaves its store behind.
+		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server.(*fileStore).flushStreamStateLoop"),
+		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"))
+}
 
 // patience is how long a test waits for what has to happen.
 const patience = 30 * time.Second
