@@ -117,6 +117,7 @@ func worker(instance string, rank uint32, endpoint, replay string) event.Worker 
 
 // In a whole deployment nothing has to be mended.
 func TestSoundDeployment(t *testing.T) {
+	t.Parallel()
 	s := startNATS(t, nil)
 	nc, js := connect(t, s)
 	e := startEngine(t, mock.Options{ReplayEndpoint: "tcp://127.0.0.1:0"})
@@ -166,6 +167,7 @@ func (o observer) Unregistered(s event.Source) { o.b.Remove(s) }
 func (o observer) CatalogRead()                {}
 
 func TestNATSFindings(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -194,6 +196,7 @@ func TestNATSFindings(t *testing.T) {
 }
 
 func TestAccountLimits(t *testing.T) {
+	t.Parallel()
 	s := startNATS(t, nil)
 	account := s.GlobalAccount()
 	if err := account.UpdateJetStreamLimits(map[string]server.JetStreamAccountLimits{"": {MaxStore: 1 << 20, MaxMemory: 1 << 20, MaxStreams: 0, MaxConsumers: -1}}); err != nil {
@@ -215,6 +218,7 @@ func TestAccountLimits(t *testing.T) {
 }
 
 func TestStreamFindings(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		change func(*jetstream.StreamConfig)
 		want   want
@@ -228,6 +232,7 @@ func TestStreamFindings(t *testing.T) {
 		"copies":  {func(*jetstream.StreamConfig) {}, want{Warn, "log", "1 servers keep it, 3 are wanted", "--replicas=3"}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			s := startNATS(t, nil)
 			_, js := connect(t, s)
 			config := event.StreamConfig("KV", 1)
@@ -243,6 +248,7 @@ func TestStreamFindings(t *testing.T) {
 // A server whose clock is wrong, a log without leader and a listener that failed: a
 // NATS server without JetStream, behind which this test answers.
 func TestClockLeaderAndListeners(t *testing.T) {
+	t.Parallel()
 	s := startNATS(t, func(o *server.Options) { o.JetStream = false })
 	nc, _ := connect(t, s)
 	answer := func(subject string, body func() any) {
@@ -274,6 +280,7 @@ func TestClockLeaderAndListeners(t *testing.T) {
 }
 
 func TestEngineFindings(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -303,6 +310,7 @@ func TestEngineFindings(t *testing.T) {
 }
 
 func TestPortFindings(t *testing.T) {
+	t.Parallel()
 	look := func(ranks int, workers ...event.Worker) []Finding {
 		c := checker{Options: Options{Ranks: ranks}}
 		c.ports(workers)
@@ -324,6 +332,7 @@ func TestPortFindings(t *testing.T) {
 }
 
 func TestServerFindings(t *testing.T) {
+	t.Parallel()
 	reply := func(ready string, status int, date time.Time) *httptest.Server {
 		return httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Date", date.UTC().Format(http.TimeFormat))
