@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvmesh/kvmesh/indexer/event"
+	"github.com/kvmesh/kvmesh/replica"
 )
 
 // Registry is the catalog of worker ranks, by whose endpoints bridges read events.
@@ -49,6 +50,12 @@ type Roster struct {
 	records  map[string]Record  // by instance
 	revision uint64
 	changed  chan struct{}
+
+	// Of the goroutine that follows the bucket.
+	next    jetstream.KeyValue
+	told    map[string]bool // instances that there are, since Begin
+	created time.Time       // of the bucket
+	rescue  bool            // it is another one than before
 }
 
 // NewRoster returns a Roster. Run runs it.
@@ -70,86 +77,81 @@ func NewRoster(js jetstream.JetStream, cfg RosterConfig, s *Selector, registry R
 
 // Run follows the bucket until ctx ends, and returns nil.
 func (r *Roster) Run(ctx context.Context) error {
-	backoff := 50 * time.Millisecond
-	for ctx.Err() == nil {
-		began := time.Now()
-		if err := r.follow(ctx); ctx.Err() == nil {
-			r.log.Warn("following the descriptions of workers failed, trying again", "error", err)
-		}
-		if time.Since(began) > 10*time.Second {
-			backoff = 50 * time.Millisecond
-		}
-		select {
-		case <-time.After(backoff):
-		case <-ctx.Done():
-		}
-		backoff = min(2*backoff, time.Second)
-	}
+	replica.Follow(ctx, r.js, r.config, r, r.log)
 	return nil
 }
 
-func (r *Roster) follow(ctx context.Context) error {
-	opening, cancel := context.WithTimeout(ctx, 2*time.Second)
-	defer cancel()
-	kv, err := r.js.KeyValue(opening, r.config.Bucket)
-	if errors.Is(err, jetstream.ErrBucketNotFound) {
-		kv, err = r.js.CreateKeyValue(opening, r.config)
-	}
-	if err != nil {
-		return fmt.Errorf("bucket %s: %w", r.config.Bucket, err)
-	}
-	watch, err := kv.WatchAll(ctx)
-	if err != nil {
-		return fmt.Errorf("watch %s: %w", r.config.Bucket, err)
-	}
-	defer watch.Stop()
+// Begin implements replica.Follower.
+func (r *Roster) Begin(kv jetstream.KeyValue, created time.Time) {
 	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.rescue = r.kv != nil && !created.Equal(r.created)
+	r.next, r.created, r.told = kv, created, map[string]bool{}
 	r.revision = 0 // a bucket made anew counts from the beginning
-	r.mu.Unlock()
-	told, initial := map[string]bool{}, true
-	for {
-		select {
-		case e, ok := <-watch.Updates():
-			switch {
-			case !ok:
-				return errors.New("the watch ended")
-			case e != nil:
-				r.update(e, told)
-			case initial:
-				initial = false
-				r.complete(kv, told)
-			}
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
 }
 
-// update takes in one entry of the bucket.
-func (r *Roster) update(e jetstream.KeyValueEntry, told map[string]bool) {
-	instance, err := event.Unescape(e.Key())
+// Changed implements replica.Follower.
+func (r *Roster) Changed(c replica.Change) {
+	instance, err := event.Unescape(c.Key)
 	var record Record
 	var w Worker
-	gone := e.Operation() != jetstream.KeyValuePut
-	if err == nil && !gone {
-		if record, err = ParseRecord(e.Value()); err == nil {
+	if err == nil && !c.Gone {
+		if record, err = ParseRecord(c.Value); err == nil {
 			w, err = record.Worker()
 		}
 	}
-	if err == nil && !gone && w.Instance != instance {
+	if err == nil && !c.Gone && w.Instance != instance {
 		err = fmt.Errorf("it says that it is %q", w.Instance)
 	}
 	if err != nil {
-		r.log.Warn("description of a worker can't be used", "key", e.Key(), "error", err)
+		r.log.Warn("description of a worker can't be used", "key", c.Key, "error", err)
 	} else {
-		told[instance] = !gone
-		r.tell(instance, record, w, gone)
+		r.told[instance] = !c.Gone
+		r.tell(instance, record, w, c.Gone)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.revision = max(r.revision, e.Revision())
+	r.revision = max(r.revision, c.Revision)
 	close(r.changed)
 	r.changed = make(chan struct{})
+}
+
+// Whole implements replica.Follower: what was not told of is gone, unless the
+// bucket was made anew.
+func (r *Roster) Whole() {
+	r.mu.Lock()
+	r.kv = r.next
+	gone := map[string]Record{}
+	for instance, record := range r.records {
+		if !r.told[instance] {
+			gone[instance] = record
+		}
+	}
+	r.mu.Unlock()
+	if r.rescue {
+		r.putBack(gone)
+		return
+	}
+	for instance := range gone {
+		r.tell(instance, Record{}, Worker{}, true)
+	}
+}
+
+// putBack puts descriptions into a bucket that has lost them: its files are gone,
+// or somebody has deleted it. Every replica that is up does so.
+func (r *Roster) putBack(records map[string]Record) {
+	r.log.Warn("the descriptions of workers have been made anew: putting them back", "bucket", r.config.Bucket, "workers", len(records))
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	for instance, record := range records {
+		data, err := json.Marshal(record)
+		if err == nil {
+			_, err = r.next.Create(ctx, event.Escape(instance), data)
+		}
+		if err != nil && !errors.Is(err, jetstream.ErrKeyExists) {
+			r.log.Warn("description not put back", "instance", instance, "error", err)
+		}
+	}
 }
 
 // tell tells the Selector.
@@ -168,23 +170,6 @@ func (r *Roster) tell(instance string, record Record, w Worker, gone bool) {
 	}
 	if !gone {
 		r.selector.Describe(w)
-	}
-}
-
-// complete is called when all there is has been told: what was not told of is
-// gone.
-func (r *Roster) complete(kv jetstream.KeyValue, told map[string]bool) {
-	r.mu.Lock()
-	r.kv = kv
-	var gone []string
-	for instance := range r.records {
-		if !told[instance] {
-			gone = append(gone, instance)
-		}
-	}
-	r.mu.Unlock()
-	for _, instance := range gone {
-		r.tell(instance, Record{}, Worker{}, true)
 	}
 }
 

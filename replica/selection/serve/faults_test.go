@@ -169,3 +169,40 @@ func TestWithoutNATS(t *testing.T) {
 	strict.must(200, "POST", "/select", object{"model_name": "m", "token_ids": tokens(8)})
 	idle(t, n, strict)
 }
+
+// TestDescriptionsAreLost: what can't be read in the bucket of descriptions is
+// passed over, and a bucket that an operator deletes is made anew, with what the
+// replicas know.
+func TestDescriptionsAreLost(t *testing.T) {
+	v := newService(t)
+	n := v.start(selection.Default(), "", false)
+	n.must(201, "POST", "/workers", worker("w", nil))
+	bucket := selection.DefaultRoster().Bucket
+	kv, err := v.js.KeyValue(t.Context(), bucket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, value := range map[string]string{"x": `{"worker_id":"y"}`, "y": `{`, "z": `{"worker_id":"z","block_size":-1}`, "=4": `{"worker_id":"q"}`} {
+		if _, err := kv.Put(t.Context(), key, []byte(value)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.must(201, "POST", "/workers", worker("w2", nil)) // it has been read behind those
+	same(t, "workers", len(n.selector.Workers()), 2)
+	if err := v.js.DeleteKeyValue(t.Context(), bucket); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "what was known is in the bucket again", func() bool {
+		kv, err := v.js.KeyValue(t.Context(), bucket)
+		if err != nil {
+			return false
+		}
+		_, err = kv.Get(t.Context(), "w")
+		_, other := kv.Get(t.Context(), "w2")
+		return err == nil && other == nil
+	})
+	same(t, "workers that can be chosen", n.selector.Schedulable(), 2)
+	n.must(201, "POST", "/workers", worker("w", object{"taints": []string{"x"}}))
+	got := n.must(200, "POST", "/select", object{"model_name": "m", "token_ids": tokens(8), "routing_constraints": object{"required_taints": []string{"x"}}})
+	same(t, "worker", got["worker_id"], "w")
+}
