@@ -20,11 +20,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	otelprom "go.opentelemetry.io/otel/exporters/prometheus"
-	"go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvmesh/kvmesh/bridge"
 	"github.com/kvmesh/kvmesh/bridge/engine"
+	"github.com/kvmesh/kvmesh/cmd/kvmesh/telemetry"
 	"github.com/kvmesh/kvmesh/indexer"
 	"github.com/kvmesh/kvmesh/indexer/api"
 	"github.com/kvmesh/kvmesh/indexer/event"
@@ -50,6 +50,7 @@ type node struct {
 	claim    []string
 	index    indexer.Config
 	choose   selectionFlags
+	tel      *telemetry.Telemetry
 	withEdge bool // runs a bridge
 	withRead bool // runs an indexer
 }
@@ -239,12 +240,11 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	exporter, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithoutScopeInfo())
-	if err != nil {
+	if log, err = n.startTelemetry(ctx, registry, log); err != nil {
 		return err
 	}
-	meter := metric.NewMeterProvider(metric.WithReader(exporter))
-	defer meter.Shutdown(context.WithoutCancel(ctx))
+	defer n.tel.Shutdown(ctx)
+	meter := n.tel.Meter
 
 	var observers []replica.Observer
 	var choose *chooser
@@ -252,7 +252,7 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 	var leases *replica.Leases
 	edge, index := (*bridge.Bridge)(nil), (*indexer.Indexer)(nil)
 	if n.withEdge {
-		if edge, err = bridge.New(nc, js, n.bridge, bridge.Options{Logger: log, Meter: meter}); err != nil {
+		if edge, err = bridge.New(nc, js, n.bridge, bridge.Options{Logger: log, Meter: meter, Tracer: n.tel.Tracer}); err != nil {
 			return err
 		}
 		refresh := func(ctx context.Context, s event.Source) error { return catalog.Refresh(ctx, s) }
@@ -309,6 +309,9 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 	if index != nil {
 		start(&early, ctx, n.dashboard(web, index, nc, js, log).Run)
 	}
+	if web.Handler, err = n.tel.Handler(web.Handler); err != nil {
+		return err
+	}
 	if listener != nil {
 		start(&early, ctx, func(context.Context) error { return n.listenHTTP(web, listener) })
 		log.Info("serving HTTP", "addr", listener.Addr().String(), "role", n.role, "id", n.id)
@@ -334,12 +337,12 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 }
 
 // reader returns what reads the log and answers by it.
-func (n *node) reader(nc *nats.Conn, js jetstream.JetStream, log *slog.Logger, meter *metric.MeterProvider) (*indexer.Indexer, *chooser, error) {
-	index, err := indexer.New(nc, js, n.index, indexer.Options{Logger: log, Meter: meter})
+func (n *node) reader(nc *nats.Conn, js jetstream.JetStream, log *slog.Logger, meter metric.MeterProvider) (*indexer.Indexer, *chooser, error) {
+	index, err := indexer.New(nc, js, n.index, indexer.Options{Logger: log, Meter: meter, Tracer: n.tel.Tracer})
 	if err != nil {
 		return nil, nil, err
 	}
-	choose, err := n.choose.new(nc, js, index, n.id, n.nats.replicas, log, meter)
+	choose, err := n.choose.new(nc, js, index, n.id, n.nats.replicas, log, n.tel)
 	return index, choose, err
 }
 
@@ -375,12 +378,13 @@ func (n *node) web(log *slog.Logger, nc *nats.Conn, index *indexer.Indexer, choo
 	}
 	cfg := api.Default()
 	cfg.Token, cfg.Models = n.http.token, n.index.Models
+	cfg.Tracer = n.tel.Tracer
 	front := api.New(cfg, index, catalog, fleet, metrics, log)
 	front.ShowPeers(func() any { return peers.List() })
 	if _, err := front.Listen(nc, version()); err != nil {
 		return nil, err
 	}
-	door, err := choose.door(nc, cfg.Token, front, log)
+	door, err := choose.door(nc, cfg.Token, cfg.Tracer, front, log)
 	if err != nil {
 		return nil, err
 	}

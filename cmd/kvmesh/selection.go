@@ -10,8 +10,9 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nuid"
 	"github.com/spf13/pflag"
-	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 
+	"github.com/kvmesh/kvmesh/cmd/kvmesh/telemetry"
 	"github.com/kvmesh/kvmesh/indexer"
 	"github.com/kvmesh/kvmesh/replica"
 	"github.com/kvmesh/kvmesh/replica/load"
@@ -76,15 +77,15 @@ type chooser struct {
 	roster   *selection.Roster
 }
 
-func (f *selectionFlags) new(nc *nats.Conn, js jetstream.JetStream, index *indexer.Indexer, id string, replicas int, log *slog.Logger, meter metric.MeterProvider) (*chooser, error) {
+func (f *selectionFlags) new(nc *nats.Conn, js jetstream.JetStream, index *indexer.Indexer, id string, replicas int, log *slog.Logger, tel *telemetry.Telemetry) (*chooser, error) {
 	c := &chooser{}
 	var err error
 	shared := f.load
 	shared.ID = id + "-" + nuid.Next()[:nuidPrefix] // a process that starts again is another replica
-	if c.load, err = load.New(load.OverNATS(nc), shared, load.Options{Logger: log, Meter: meter}); err != nil {
+	if c.load, err = load.New(load.OverNATS(nc), shared, load.Options{Logger: log, Meter: tel.Meter}); err != nil {
 		return nil, err
 	}
-	options := selection.Options{Logger: log, Meter: meter}
+	options := selection.Options{Logger: log, Meter: tel.Meter, Tracer: tel.Tracer}
 	if f.consistency == strict {
 		options.Strict = load.NewStrict(c.load, js, "KVMESH_BOOKINGS", replicas, log)
 	}
@@ -103,9 +104,9 @@ func (c *chooser) describe(js jetstream.JetStream, catalog *replica.Catalog, rep
 const hintTimeout = 200 * time.Millisecond
 
 // door puts the selection's paths in front of the index's, and answers over NATS.
-func (c *chooser) door(nc *nats.Conn, token string, index http.Handler, log *slog.Logger) (http.Handler, error) {
+func (c *chooser) door(nc *nats.Conn, token string, tracer trace.TracerProvider, index http.Handler, log *slog.Logger) (http.Handler, error) {
 	cfg := serve.Default()
-	cfg.Token = token
+	cfg.Token, cfg.Tracer = token, tracer
 	door := serve.New(cfg, c.selector, c.roster, selection.NewHinter(nc, hintTimeout), index, log)
 	_, err := door.Listen(nc, version())
 	return door, err
