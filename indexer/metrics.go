@@ -88,6 +88,9 @@ func (x *Indexer) census() census {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	c := census{blocks: map[string]int64{}}
+	for t := range event.Tier(event.Tiers) {
+		c.blocks[t.String()] = 0 // there from the beginning
+	}
 	for _, s := range x.sources {
 		c.sources++
 		if s.gaps > 0 {
