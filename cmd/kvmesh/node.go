@@ -384,7 +384,7 @@ func (n *node) web(log *slog.Logger, nc *nats.Conn, index *indexer.Indexer, choo
 	if _, err := front.Listen(nc, version()); err != nil {
 		return nil, err
 	}
-	door, err := choose.door(nc, cfg.Token, cfg.Tracer, front, log)
+	door, err := choose.door(nc, cfg.Token, n.index.Models, cfg.Tracer, front, log)
 	if err != nil {
 		return nil, err
 	}

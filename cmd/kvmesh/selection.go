@@ -104,9 +104,9 @@ func (c *chooser) describe(js jetstream.JetStream, catalog *replica.Catalog, rep
 const hintTimeout = 200 * time.Millisecond
 
 // door puts the selection's paths in front of the index's, and answers over NATS.
-func (c *chooser) door(nc *nats.Conn, token string, tracer trace.TracerProvider, index http.Handler, log *slog.Logger) (http.Handler, error) {
+func (c *chooser) door(nc *nats.Conn, token string, models []string, tracer trace.TracerProvider, index http.Handler, log *slog.Logger) (http.Handler, error) {
 	cfg := serve.Default()
-	cfg.Token, cfg.Tracer = token, tracer
+	cfg.Token, cfg.Models, cfg.Tracer = token, models, tracer
 	door := serve.New(cfg, c.selector, c.roster, selection.NewHinter(nc, hintTimeout), index, log)
 	_, err := door.Listen(nc, version())
 	return door, err

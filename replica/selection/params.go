@@ -12,6 +12,8 @@ import (
 	"fmt"
 	"math"
 	"time"
+
+	"github.com/kvmesh/kvmesh/indexer/event"
 )
 
 // Params weigh what a selection looks at. All costs are in blocks. Zero values
@@ -117,3 +119,12 @@ var (
 	// ErrQueueFull: too many requests are held back.
 	ErrQueueFull = errors.New("the queue is full")
 )
+
+// ElsewhereError says that the index of a partition is one that this process does
+// not hold: who would choose without it would choose badly.
+type ElsewhereError struct{ event.Partition }
+
+// Error implements error.
+func (e *ElsewhereError) Error() string {
+	return fmt.Sprintf("the index of model=%s routing_group=%s is not held by this process", e.Model, e.Group)
+}

@@ -143,6 +143,9 @@ func (s *Selector) once(ctx context.Context, r *Request, book bool, out *Result)
 	if err != nil {
 		return err
 	}
+	if s.serves != nil && !s.serves(r.Partition) {
+		return &ElsewhereError{r.Partition}
+	}
 	if len(p.candidates) == 0 {
 		return fmt.Errorf("%w: none of model=%s routing_group=%s can be chosen", ErrNoWorkers, r.Model, r.Group)
 	}
@@ -404,6 +407,9 @@ func (s *Selector) Overlaps(name event.Partition, locals []uint64) (Partition, [
 	p, err := s.pool(name)
 	if err != nil {
 		return Partition{}, nil, 0, err
+	}
+	if s.serves != nil && !s.serves(name) {
+		return Partition{}, nil, 0, &ElsewhereError{name}
 	}
 	b := s.buffers.Get().(*buffer)
 	defer s.put(b)

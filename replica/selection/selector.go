@@ -23,6 +23,12 @@ type Index interface {
 	Match(q *indexer.Query, name event.Partition, locals []uint64) (indexer.Answer, error)
 }
 
+// An Index that does not hold all partitions says which with Serves; of others a
+// Selector chooses no workers.
+type partial interface {
+	Serves(p event.Partition) bool
+}
+
 // Options are what a Selector takes from its surroundings. The zero Options score
 // and pick as described at CostScorer and CostPicker, and log, measure and
 // trace nothing.
@@ -42,6 +48,7 @@ type Options struct {
 type Selector struct {
 	cfg     Config
 	index   Index
+	serves  func(event.Partition) bool // nil: all
 	load    *load.Shared
 	strict  *load.Strict
 	scorer  Scorer
@@ -77,6 +84,9 @@ func New(index Index, shared *load.Shared, cfg Config, opts Options) (*Selector,
 	s := &Selector{
 		cfg: cfg, index: index, load: shared, strict: opts.Strict, scorer: opts.Scorer, picker: opts.Picker, log: opts.Logger, tracer: newTracer(opts.Tracer),
 		registered: map[instanceKey]map[uint32]event.Worker{}, described: map[instanceKey]*Worker{}, queues: map[event.Partition]*queue{}, changed: map[event.Partition]bool{},
+	}
+	if part, ok := index.(partial); ok {
+		s.serves = part.Serves
 	}
 	if s.scorer == nil {
 		s.scorer = CostScorer{}

@@ -206,3 +206,35 @@ func TestDescriptionsAreLost(t *testing.T) {
 	got := n.must(200, "POST", "/select", object{"model_name": "m", "token_ids": tokens(8), "routing_constraints": object{"required_taints": []string{"x"}}})
 	same(t, "worker", got["worker_id"], "w")
 }
+
+// TestModelsOfOthers: a replica that does not hold the index of a model passes
+// selections on to one that does, and says so if there is none.
+func TestModelsOfOthers(t *testing.T) {
+	v := newService(t)
+	a, b := v.start(selection.Default(), "", false, "other", "third"), v.start(selection.Default(), "", false, "m")
+	for i := range 3 {
+		a.must(201, "POST", "/workers", worker(i, nil))
+	}
+	a.must(201, "POST", "/workers", worker("t", object{"model_name": "nobody's"}))
+	source := event.Source{Model: "m", Group: "default", Instance: "1"}
+	v.store(source, event.Device, tokens(16))
+	for _, x := range []*node{a, b} {
+		eventually(t, "workers and blocks are known", func() bool { return x.selector.Schedulable() == 4 && x.index.Position() == 1 })
+	}
+	body := object{"model_name": "m", "token_ids": tokens(16), "selection_id": "s"}
+	for _, x := range []*node{a, b} {
+		got := x.must(200, "POST", "/select", body)
+		same(t, "worker", got["worker_id"], 1)
+		same(t, "overlap", got["overlap"].(object)["gpu"], 16)
+		x.must(200, "POST", "/select_and_reserve", body)
+		x.must(409, "POST", "/select_and_reserve", body)
+		x.must(200, "DELETE", "/reservations/s", nil)
+		best := x.must(200, "POST", "/overlap_scores", body)["workers"].([]any)[0].(object)
+		same(t, "most blocks", best["device_blocks"], 4)
+		same(t, "loads", len(x.must(200, "POST", "/potential_loads", body)["list"].([]any)), 3)
+		x.must(400, "POST", "/select", object{"model_name": "m", "token_ids": tokens(4), "router_config_override": object{"router_temperature": -1}})
+		got = x.must(503, "POST", "/select", object{"model_name": "nobody's", "token_ids": tokens(4)})
+		same(t, "code", got["code"], "elsewhere")
+		idle(t, a, b)
+	}
+}

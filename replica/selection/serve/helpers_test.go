@@ -100,11 +100,13 @@ type node struct {
 	net      *faults.Transport // what it says to other replicas goes through
 }
 
-func (v *service) start(cfg selection.Config, token string, strict bool) *node {
+func (v *service) start(cfg selection.Config, token string, strict bool, models ...string) *node {
 	t := v.t
 	t.Helper()
 	nc, js := v.connect()
-	index, err := indexer.New(nc, js, indexer.Default(), indexer.Options{})
+	ic := indexer.Default()
+	ic.Models = models
+	index, err := indexer.New(nc, js, ic, indexer.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +135,7 @@ func (v *service) start(cfg selection.Config, token string, strict bool) *node {
 	ac := api.Default()
 	ac.Token = token
 	sc := Default()
-	sc.Token = token
+	sc.Token, sc.Models = token, models
 	door := New(sc, selector, roster, nil, api.New(ac, index, catalog, fleet, nil, nil), nil)
 	unlisten, err := door.Listen(nc, "test")
 	if err != nil {

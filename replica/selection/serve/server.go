@@ -16,6 +16,8 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/kvmesh/kvmesh/indexer"
 	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/replica/load"
@@ -37,6 +39,9 @@ type Config struct {
 	Token string
 	// MaxBody is the largest body, in bytes.
 	MaxBody int64
+	// Models are those whose index this process holds; none: all. Requests
+	// about others are passed on, once Listen has been called.
+	Models []string
 	// Tracer makes spans of requests over NATS, below that which their headers
 	// name; nil: nothing is traced.
 	Tracer trace.TracerProvider
@@ -56,6 +61,7 @@ type Server struct {
 	tracer   trace.Tracer // nil: nothing is traced
 	mux      *http.ServeMux
 	arrays   arraysPool
+	nc       *nats.Conn // of Listen; nil: not yet
 	json     []string
 	own      map[string]bool // first parts of the paths of mux
 }
@@ -149,7 +155,7 @@ func (x *Server) handle(op operation) {
 			x.refuse(w, r, err)
 			return
 		}
-		status, reply, err := op.do(&call{ctx: r.Context(), id: r.PathValue("id"), body: body, query: func(name string) string { return r.URL.Query().Get(name) }})
+		status, reply, err := x.perform(op, &call{ctx: r.Context(), id: r.PathValue("id"), body: body, query: func(name string) string { return r.URL.Query().Get(name) }})
 		if err != nil {
 			x.refuse(w, r, err)
 			return
@@ -224,7 +230,13 @@ var errTooLarge = errors.New("the body is too large")
 // codeOf returns the status of an error, and the code by which programs tell it.
 func codeOf(err error) (status int, code string) {
 	var tooLarge *http.MaxBytesError
+	var passed *passedError
+	var elsewhere *selection.ElsewhereError
 	switch {
+	case errors.As(err, &passed):
+		return passed.status, passed.Code
+	case errors.As(err, &elsewhere):
+		return http.StatusServiceUnavailable, "elsewhere"
 	case errors.As(err, &tooLarge), errors.Is(err, errTooLarge):
 		return http.StatusRequestEntityTooLarge, "too_large"
 	case errors.Is(err, selection.ErrRequest), errors.Is(err, load.ErrMessage), errors.Is(err, io.ErrUnexpectedEOF):

@@ -31,7 +31,7 @@ const (
 // filter, which HTTP has in the query, is in the body. One of all that listen
 // answers each request. Errors come with the headers of the micro protocol: the
 // code is the HTTP status, the description the reason. A version that is no
-// semantic one is shown as 0.0.0.
+// semantic one is shown as 0.0.0. It is called before the Server serves HTTP.
 func (x *Server) Listen(nc *nats.Conn, version string) (stop func() error, err error) {
 	config := micro.Config{
 		Name:        serviceName,
@@ -59,7 +59,12 @@ func (x *Server) Listen(nc *nats.Conn, version string) (stop func() error, err e
 			return nil, errors.Join(fmt.Errorf("NATS service: %w", err), service.Stop())
 		}
 	}
-	return service.Stop, nil
+	unlisten, err := x.listenPassed(nc)
+	if err != nil {
+		return nil, errors.Join(err, service.Stop())
+	}
+	x.nc = nc
+	return func() error { return errors.Join(unlisten(), service.Stop()) }, nil
 }
 
 func (x *Server) serveNATS(r micro.Request, op operation) {
@@ -74,7 +79,7 @@ func (x *Server) serveNATS(r micro.Request, op operation) {
 		err = badID(err)
 	}
 	if err == nil {
-		_, reply, err = op.do(c)
+		_, reply, err = x.perform(op, c)
 	}
 	ended(err)
 	if err != nil {
