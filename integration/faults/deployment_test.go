@@ -55,8 +55,7 @@ func deploy(t *testing.T, seed uint64, n size, change func(*natsConfig)) *deploy
 	d := &deployment{t: t, rng: rand.New(rand.NewPCG(seed, 7)), dir: t.TempDir(), client: &http.Client{Transport: &http.Transport{}}}
 	t.Cleanup(d.client.CloseIdleConnections)
 	d.prompts = model.Prompts(model.PromptOptions{Seed: seed, BlockSize: blockSize, N: 12, Spaced: 4})
-	free := &ports{}
-	d.nodes, d.addrs = natsNodes(t, d.dir, n.nodes, free, change)
+	d.nodes, d.addrs = natsNodes(t, d.dir, n.nodes, change)
 	for _, p := range d.nodes {
 		p.start()
 	}

@@ -68,11 +68,11 @@ func (e *engine) publish(t *testing.T, last bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	how := mock.Sent
-	switch n := e.rng.IntN(200); {
+	switch n := e.rng.IntN(1000); {
 	case last:
-	case n < 6:
+	case n < 30:
 		how = mock.Lost
-	case n == 6 && e.Next() > 0:
+	case n == 30 && e.Next() > 0: // not often: it takes three requests, a second apart, to give one up
 		how = mock.Gone
 	}
 	events := e.traffic.Batch()

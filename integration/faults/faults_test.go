@@ -147,12 +147,13 @@ func (d *deployment) purge() {
 		d.t.Logf("not purged before %d: %v", last, err)
 	}
 	d.history.mu.Lock()
-	d.history.purged = last
+	d.history.purged = append(d.history.purged, last)
 	d.history.mu.Unlock()
 }
 
 // TestFaults runs random schedules of faults.
 func TestFaults(t *testing.T) {
+	t.Parallel()
 	seeds, first := 1, uint64(time.Now().UnixNano())
 	for name, into := range map[string]func(uint64){
 		"KVMESH_FAULT_SEEDS": func(n uint64) { seeds = int(n) },

@@ -110,6 +110,9 @@ type ports struct {
 	next int
 }
 
+// free is for all tests of the process: none gets the port of another.
+var free ports
+
 func (p *ports) take(t *testing.T) int {
 	t.Helper()
 	p.mu.Lock()
@@ -130,7 +133,7 @@ func (p *ports) take(t *testing.T) int {
 }
 
 // natsNodes makes n NATS servers, a cluster if there are several.
-func natsNodes(t *testing.T, dir string, n int, free *ports, change func(*natsConfig)) (nodes []*process, addrs []string) {
+func natsNodes(t *testing.T, dir string, n int, change func(*natsConfig)) (nodes []*process, addrs []string) {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
