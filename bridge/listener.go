@@ -234,11 +234,11 @@ func (l *listener) live(seq uint64, payload []byte) {
 		l.window.Add(seq, l.conn, payload)
 		l.meet()
 	case l.verify || l.opening:
-		l.window.Add(seq, l.conn, payload)
+		l.hold(seq, payload)
 	case seq < l.next && !late && l.replays() && !l.repair.resting() && !l.remembers(seq):
 		// Only the engine can tell whether this is the same batch once more.
 		l.verify, l.proven = true, false
-		l.window.Add(seq, l.conn, payload)
+		l.hold(seq, payload)
 	case seq < l.next:
 		l.old(seq, payload, late, true)
 	case seq == l.next:
@@ -246,7 +246,7 @@ func (l *listener) live(seq uint64, payload []byte) {
 			l.drain()
 		}
 	case l.replays() && !l.repair.resting():
-		l.window.Add(seq, l.conn, payload)
+		l.hold(seq, payload)
 	default:
 		reason := event.ReasonNoReplay
 		if l.replays() {
@@ -257,6 +257,17 @@ func (l *listener) live(seq uint64, payload []byte) {
 			l.drain()
 		}
 	}
+}
+
+// hold keeps a live batch until its turn comes. If another batch of its number is
+// held, from a connection before this one or from a replay, that was of another
+// life of the engine.
+func (l *listener) hold(seq uint64, payload []byte) {
+	if !l.opening && l.window.Other(seq, l.conn, payload) {
+		l.restart(fmt.Sprintf("batch %d, which was waiting, is another one now", seq))
+		defer l.drain()
+	}
+	l.window.Add(seq, l.conn, payload)
 }
 
 // remembers tells whether it is known what the batch of that number was.

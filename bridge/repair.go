@@ -99,7 +99,7 @@ func (l *listener) repairLoop() {
 	census := false
 	for {
 		l.mu.Lock()
-		if !l.repairNeeded() || l.ctx.Err() != nil {
+		if !l.repairNeeded() && !(census && l.connected) || l.ctx.Err() != nil {
 			l.repair.running = false
 			l.mu.Unlock()
 			return
@@ -233,11 +233,19 @@ func (l *listener) replayed(q *request, seq uint64, payload []byte) (done bool) 
 			return false
 		case seq == q.start:
 			l.proven = true
+		default:
+			// Beyond the overlap without having seen it: the ring has lost it,
+			// and nothing proves or disproves that this is the same life. What
+			// waits since before the connection may be another one's.
+			l.window.DropBefore(l.conn)
 		}
-		// Beyond the overlap without having seen it: the ring has lost it, and
-		// nothing proves or disproves that this is the same life.
 		l.verify = false
 		l.drain()
+	}
+	if !l.opening && seq >= l.next && l.window.Other(seq, l.conn, payload) {
+		l.restart(fmt.Sprintf("batch %d, which was waiting, is another one now", seq))
+		q.restarts = true
+		return true
 	}
 	switch {
 	case seq == l.next && !l.opening:
@@ -275,6 +283,12 @@ func (l *listener) conclude(q *request, helped bool) (census bool) {
 	case q.overlap && q.end && (q.got == 0 || q.verify && l.verify):
 		// The engine has nothing from the overlap on.
 		return true
+	case q.overlap && q.end && q.got == 0 && r.probe:
+		// The same, of an engine that was believed to be the one from before: it
+		// may have started again unnoticed, its replay socket being silent then.
+		r.probe = false
+		r.quiet++
+		return true
 	}
 	answered := q.end || q.got > 0
 	if !helped && (l.verify || l.hole() || !answered) {
@@ -303,6 +317,10 @@ func (l *listener) concludeCensus(q *request) (restarted bool) {
 	}
 	if q.err == nil {
 		l.proven = q.same
+		l.repair.probe = false // there is nothing from next on
+	}
+	if q.got > 0 && !q.same {
+		l.window.DropBefore(l.conn)
 	}
 	l.verify = false
 	l.drain()
@@ -321,6 +339,7 @@ func (l *listener) giveUp(q *request, answered bool) {
 	}
 	if l.verify {
 		l.log.Warn("can't tell whether the engine is still the same", "error", q.err)
+		l.window.DropBefore(l.conn)
 		l.verify = false
 		l.drain()
 	}

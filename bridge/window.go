@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"bytes"
 	"container/heap"
 	"time"
 )
@@ -66,6 +67,20 @@ func (w *window) Get(seq uint64) ([]byte, bool) {
 		}
 	}
 	return nil, false
+}
+
+// Other tells whether a batch is held that came otherwise than over a connection,
+// and is another one than the payload.
+func (w *window) Other(seq, conn uint64, payload []byte) bool {
+	if !w.has[seq] {
+		return false
+	}
+	for i := range w.batches {
+		if b := &w.batches[i]; b.seq == seq {
+			return b.conn != conn && !bytes.Equal(b.payload, payload)
+		}
+	}
+	return false
 }
 
 // Last returns the highest number that is held.

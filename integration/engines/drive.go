@@ -106,6 +106,7 @@ func pace(ctx context.Context, rate float64, f func() bool) {
 type Plan struct {
 	Fault Fault
 	Every time.Duration
+	Among int // how many workers it may befall, the first ones; 0: all
 }
 
 // ParsePlan reads kind[:count]=interval, or stall:duration=interval.
@@ -149,13 +150,17 @@ func (f *Fleet) Torment(ctx context.Context, plans []Plan, seed uint64) {
 	var tasks sync.WaitGroup
 	for i, p := range plans {
 		rng := rand.New(rand.NewPCG(seed, uint64(i)))
+		among := len(f.Workers)
+		if p.Among > 0 {
+			among = min(among, p.Among)
+		}
 		tasks.Go(func() {
 			tick := time.NewTicker(p.Every)
 			defer tick.Stop()
 			for {
 				select {
 				case <-tick.C:
-					f.Workers[rng.IntN(len(f.Workers))].Fail(p.Fault)
+					f.Workers[rng.IntN(among)].Fail(p.Fault)
 				case <-ctx.Done():
 					return
 				}

@@ -27,7 +27,10 @@ func TestDrive(t *testing.T) {
 	go func() { ended <- f.Drive(ctx, g, Load{Rate: 2000, Sessions: 20}) }()
 	tormented := make(chan struct{})
 	go func() {
-		f.Torment(ctx, []Plan{{Fault{Kind: Stall, Duration: time.Millisecond}, 2 * time.Millisecond}, {Fault{Kind: Clear}, time.Millisecond}}, 1)
+		f.Torment(ctx, []Plan{
+			{Fault: Fault{Kind: Stall, Duration: time.Millisecond}, Every: 2 * time.Millisecond},
+			{Fault: Fault{Kind: Clear}, Every: time.Millisecond, Among: 2},
+		}, 1)
 		close(tormented)
 	}()
 	eventually(t, "requests", func() bool { s := f.Totals(); return s.Requests > 200 && s.CachedDevice > 0 })
@@ -47,10 +50,10 @@ func TestDrive(t *testing.T) {
 
 func TestParsePlan(t *testing.T) {
 	for text, want := range map[string]Plan{
-		"drop=1s":          {Fault{Kind: Drop}, time.Second},
-		"lose:3=50ms":      {Fault{Kind: Lose, Count: 3}, 50 * time.Millisecond},
-		"stall:200ms=1m":   {Fault{Kind: Stall, Duration: 200 * time.Millisecond}, time.Minute},
-		"overflow:100=10s": {Fault{Kind: Overflow, Count: 100}, 10 * time.Second},
+		"drop=1s":          {Fault: Fault{Kind: Drop}, Every: time.Second},
+		"lose:3=50ms":      {Fault: Fault{Kind: Lose, Count: 3}, Every: 50 * time.Millisecond},
+		"stall:200ms=1m":   {Fault: Fault{Kind: Stall, Duration: 200 * time.Millisecond}, Every: time.Minute},
+		"overflow:100=10s": {Fault: Fault{Kind: Overflow, Count: 100}, Every: 10 * time.Second},
 	} {
 		if got, err := ParsePlan(text); err != nil || got != want {
 			t.Errorf("%s: %+v, %v", text, got, err)

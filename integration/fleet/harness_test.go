@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience is how long a test waits for something that does come about.
-const patience = 60 * time.Second
+const patience = 3 * time.Minute
 
 // service is a whole deployment in this process: NATS, a bridge, a catalog, and
 // indexers.
@@ -40,6 +40,7 @@ type service struct {
 	catalog *replica.Catalog
 	indexes []*indexer.Indexer
 	stop    func() // stops all of it, and waits
+	why     string // what a condition waits for
 }
 
 func newService(t *testing.T, indexers int, change func(*bridge.Config)) *service {
@@ -125,7 +126,7 @@ func (v *service) eventually(what string, ok func() bool) {
 	v.t.Helper()
 	for deadline := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			v.t.Fatalf("not within %v: %s", patience, what)
+			v.t.Fatalf("not within %v: %s; %s", patience, what, v.why)
 		}
 	}
 }
