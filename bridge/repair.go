@@ -291,6 +291,9 @@ func (l *listener) conclude(q *request, helped bool) (census bool) {
 		return true
 	}
 	answered := q.end || q.got > 0
+	if !answered && !l.connected {
+		return false // the engine is away: what it does not answer now it may answer when it is back
+	}
 	if !helped && (l.verify || l.hole() || !answered) {
 		r.attempts++
 	}

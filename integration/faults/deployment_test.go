@@ -76,7 +76,7 @@ func deploy(t *testing.T, seed uint64, n size, change func(*natsConfig)) *deploy
 	for i := range n.bridges {
 		name := fmt.Sprint("b", i)
 		d.bridges = append(d.bridges, newProcess(t, d.dir, name, binary, nil,
-			append([]string{"bridge", "--id", name, "--lease-ttl", "2s", "--probe-interval", "300ms", "--repair-timeout", "1s"}, common()...)...))
+			append([]string{"bridge", "--id", name, "--lease-ttl", "2s", "--probe-interval", "300ms", "--repair-timeout", "3s"}, common()...)...))
 	}
 	for i := range n.indexers {
 		name, addr := fmt.Sprint("x", i), fmt.Sprint("127.0.0.1:", free.take(t))
