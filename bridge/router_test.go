@@ -60,6 +60,13 @@ func (r *router) accept() {
 	}
 }
 
+// connections returns how many there have been.
+func (r *router) connections() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.count
+}
+
 func (r *router) close() {
 	r.ln.Close()
 	r.mu.Lock()

@@ -118,7 +118,6 @@ type Indexer struct {
 	// mu is the reader's, and of whoever reads or changes more than queries do.
 	mu      sync.RWMutex
 	sources map[event.Source]*source
-	did     applied
 	waiters map[*waiter]struct{}
 	models  map[string]bool               // not changed after New
 	others  map[event.Source]*other       // sources of partitions that are not held

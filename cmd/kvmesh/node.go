@@ -302,7 +302,7 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 		return err
 	}
 	start(&rest, late, peers.Run)
-	web, err := n.web(log, nc, index, choose, catalog, peers, promhttp.HandlerFor(telemetry.Aliases(registry), promhttp.HandlerOpts{}))
+	web, err := n.web(log, nc, index, choose, catalog, peers, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	if err != nil {
 		return err
 	}
@@ -380,9 +380,6 @@ func (n *node) web(log *slog.Logger, nc *nats.Conn, index *indexer.Indexer, choo
 	cfg.Token, cfg.Models = n.http.token, n.index.Models
 	cfg.Tracer = n.tel.Tracer
 	front := api.New(cfg, index, catalog, fleet, metrics, log)
-	if err := n.measureListeners(front); err != nil {
-		return nil, err
-	}
 	front.ShowPeers(func() any { return peers.List() })
 	if _, err := front.Listen(nc, version()); err != nil {
 		return nil, err
