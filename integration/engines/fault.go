@@ -158,5 +158,17 @@ func (w *Worker) Restart() error {
 	w.Engine.Stop()
 	w.Engine.NewLife()
 	w.cache.Restart(time.Now())
-	return w.Engine.Start()
+	// Somebody may have taken the port for a moment.
+	err := w.Engine.Start()
+	for tries := 0; err != nil && tries < 100; tries++ {
+		time.Sleep(10 * time.Millisecond)
+		err = w.Engine.Start()
+	}
+	if err != nil {
+		w.stopped = true
+		if w.err == nil {
+			w.err = fmt.Errorf("%s rank %d does not start again: %w", w.Instance, w.Rank, err)
+		}
+	}
+	return err
 }

@@ -43,6 +43,9 @@ func TestEveryFault(t *testing.T) {
 	v.register(f.Workers[0])
 	v.register(f.Workers[1:]...)
 	work(t, f, 1500)
+	if err := f.Err(); err != nil {
+		t.Fatal(err) // a port was taken while an engine restarted, most likely
+	}
 	final(t, f)
 
 	lossy := map[*engines.Worker]bool{}
