@@ -9,15 +9,19 @@ import (
 
 // apply applies the record at a log sequence.
 func (x *Indexer) apply(seq uint64, subject string, data []byte) {
+	if s := x.others[subject]; s != nil {
+		x.pass(s.name, seq, subject, data)
+		return
+	}
 	name, err := event.ParseSubject(subject)
+	if err == nil && !x.Serves(name.Partition()) {
+		x.pass(name, seq, subject, data)
+		return
+	}
 	if err == nil {
 		err = x.dec.Reset(data)
 	}
 	h := x.dec.Header
-	if !x.Serves(name.Partition()) && name != (event.Source{}) {
-		x.skip(name, seq, err)
-		return
-	}
 	x.applyRecord(name, seq, subject, data, err)
 	if x.applied != nil && err == nil {
 		x.applied(name, h, seq)
@@ -107,6 +111,9 @@ func (x *Indexer) leave(s *source) {
 	delete(s.part.sources, s)
 	delete(x.sources, s.name)
 	x.dropIfEmpty(s.part)
+	if !s.part.served {
+		delete(x.others, s.name.Subject())
+	}
 }
 
 func (x *Indexer) header(s *source, h *event.Header) {
@@ -197,20 +204,11 @@ func (x *Indexer) askCheckpoint(s *source, from uint64) {
 // chunk takes in a chunk of a checkpoint. The last one puts the state in force,
 // unless it is the state already.
 func (x *Indexer) chunk(s *source, seq uint64, data []byte) {
-	chunk, chunks := x.dec.Op.Chunk, x.dec.Op.Chunks
-	if chunk == 0 {
-		s.staged, s.first = s.staged[:0], seq
-	}
-	if chunk != len(s.staged) {
-		s.staged = nil // its beginning is missing
+	chunks := x.dec.Op.Chunks
+	staged := s.stage(x.dec.Op.Chunk, chunks, seq, append([]byte(nil), data...))
+	if staged == nil {
 		return
 	}
-	s.staged = append(s.staged, append([]byte(nil), data...))
-	if len(s.staged) < chunks {
-		return
-	}
-	staged := s.staged
-	s.staged, s.keep, s.based = nil, s.first, true
 	h := x.dec.Header
 	if want, ok := x.digestOf(staged[chunks-1]); ok && want == s.digests && !s.diverged {
 		x.header(s, &h)

@@ -364,6 +364,12 @@ func answer(x *indexer.Indexer, q *indexer.Query, p event.Partition, locals []ui
 // agrees compares all answers with a naive state.
 func (r *reader) agrees(want model.State) {
 	r.w.t.Helper()
+	r.agreesIn(partition, want)
+}
+
+// agreesIn is agrees for any partition.
+func (r *reader) agreesIn(partition event.Partition, want model.State) {
+	r.w.t.Helper()
 	var q indexer.Query
 	for i, locals := range r.w.locals {
 		got, seq, err := answer(r.Indexer, &q, partition, locals)

@@ -36,6 +36,8 @@ var (
 	// ErrBehind: the log sequence that a caller asked to wait for was not
 	// reached in time.
 	ErrBehind = errors.New("indexer: behind the log sequence asked for")
+	// ErrElsewhere: the partition is not in this Indexer's share.
+	ErrElsewhere = errors.New("indexer: the partition is served elsewhere")
 )
 
 // Config is how an Indexer works.
@@ -44,9 +46,6 @@ type Config struct {
 	// servers keep it, should the Indexer have to make it.
 	Stream   string
 	Replicas int
-	// Models are the models whose partitions the Indexer holds; none: all.
-	// The records of others are read, and not kept.
-	Models []string
 	// Grace is for how long a source whose worker is not registered is kept.
 	// It is not answered with meanwhile.
 	Grace time.Duration
@@ -59,6 +58,9 @@ type Config struct {
 	Compact bool
 	// MinLog is the size of a log, in bytes, that is left alone.
 	MinLog uint64
+	// Share is the partitions that the Indexer keeps and answers for. Of others
+	// it notes no more than which of their records are still needed.
+	Share event.Share
 }
 
 // Default returns the configuration that fits most fleets.
@@ -96,9 +98,9 @@ type Options struct {
 	// Tracer makes spans of records that their bridge has traced; nil: nothing
 	// is traced.
 	Tracer trace.TracerProvider
-	// Applied, if not nil, is called after each record, when queries see what
-	// it changed, from the goroutine of Run: the source, the header of its
-	// record, and the log sequence.
+	// Applied, if not nil, is called after each record of the share, when
+	// queries see what it changed, from the goroutine of Run: the source, the
+	// header of its record, and the log sequence.
 	Applied func(s event.Source, h event.Header, logSeq uint64)
 }
 
@@ -119,14 +121,12 @@ type Indexer struct {
 	mu      sync.RWMutex
 	sources map[event.Source]*source
 	waiters map[*waiter]struct{}
-	models  map[string]bool               // not changed after New
-	others  map[event.Source]*other       // sources of partitions that are not held
-	abroad  map[elsewhere]map[uint32]bool // registered workers of such, by rank
-	absent  map[event.Source]time.Time    // workers without records, since when
-	gone    map[event.Source]bool         // workers that were registered, and are no longer
+	absent  map[event.Source]time.Time // workers without records, since when
+	gone    map[event.Source]bool      // workers that were registered, and are no longer
 
 	// The reader's own.
 	dec     event.Decoder
+	others  map[string]*source // sources that are not in the share, by subject
 	trace   tracing
 	created time.Time // of the stream that the position is in
 	target  uint64    // sequence to be reached before answers are true
@@ -152,14 +152,9 @@ func New(nc *nats.Conn, js jetstream.JetStream, cfg Config, opts Options) (*Inde
 		trace:   newTracing(opts.Tracer),
 		sources: map[event.Source]*source{},
 		waiters: map[*waiter]struct{}{},
-		models:  map[string]bool{},
-		others:  map[event.Source]*other{},
-		abroad:  map[elsewhere]map[uint32]bool{},
 		absent:  map[event.Source]time.Time{},
 		gone:    map[event.Source]bool{},
-	}
-	for _, model := range cfg.Models {
-		x.models[model] = true
+		others:  map[string]*source{},
 	}
 	x.era.Store(newEra())
 	m, err := newMetrics(opts.Meter, x)

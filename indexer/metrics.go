@@ -17,6 +17,7 @@ type metrics struct {
 	bad         metric.Int64Counter
 	divergences metric.Int64Counter
 	purges      metric.Int64Counter
+	passed      metric.Int64Counter
 	gauges      metric.Registration
 }
 
@@ -40,10 +41,12 @@ func newMetrics(provider metric.MeterProvider, x *Indexer) (*metrics, error) {
 	counter(&m.bad, "kvmesh.indexer.records.bad", "{record}", "Records of the log that could not be read.")
 	counter(&m.divergences, "kvmesh.indexer.divergences", "{divergence}", "Sources whose state was found to differ from their bridge's.")
 	counter(&m.purges, "kvmesh.indexer.purges", "{purge}", "Purges of the beginning of the log.")
+	counter(&m.passed, "kvmesh.indexer.records.passed", "{record}", "Records of partitions that are served elsewhere.")
 	position := gauge("kvmesh.indexer.log.seq", "{record}", "Log sequence that answers are true for.")
 	lag := gauge("kvmesh.indexer.log.lag", "{record}", "Records of the log that have not been read.")
 	ready := gauge("kvmesh.indexer.ready", "1", "1 if answers are true, else 0.")
 	sources := gauge("kvmesh.indexer.sources", "{source}", "Sources known from the log.")
+	elsewhere := gauge("kvmesh.indexer.sources.elsewhere", "{source}", "Sources known from the log whose partitions are served elsewhere.")
 	uncertain := gauge("kvmesh.indexer.sources.uncertain", "{source}", "Sources with lost batches.")
 	diverged := gauge("kvmesh.indexer.sources.diverged", "{source}", "Sources whose state differs from their bridge's.")
 	blocks := gauge("kvmesh.indexer.blocks", "{block}", "Blocks that sources hold, by tier.")
@@ -59,6 +62,7 @@ func newMetrics(provider metric.MeterProvider, x *Indexer) (*metrics, error) {
 		o.ObserveInt64(ready, up)
 		c := x.census()
 		o.ObserveInt64(sources, c.sources)
+		o.ObserveInt64(elsewhere, c.elsewhere)
 		o.ObserveInt64(uncertain, c.uncertain)
 		o.ObserveInt64(diverged, c.diverged)
 		o.ObserveInt64(unique, c.unique)
@@ -67,7 +71,7 @@ func newMetrics(provider metric.MeterProvider, x *Indexer) (*metrics, error) {
 			o.ObserveInt64(blocks, n, metric.WithAttributes(attribute.String("tier", name)))
 		}
 		return nil
-	}, position, lag, ready, sources, uncertain, diverged, blocks, unique, memory)
+	}, position, lag, ready, sources, elsewhere, uncertain, diverged, blocks, unique, memory)
 	m.gauges = reg
 	return m, errors.Join(append(errs, err)...)
 }
@@ -80,8 +84,8 @@ func (m *metrics) close() {
 
 // census is what the gauges of blocks and sources show.
 type census struct {
-	sources, uncertain, diverged, unique, bytes int64
-	blocks                                      map[string]int64
+	sources, elsewhere, uncertain, diverged, unique, bytes int64
+	blocks                                                 map[string]int64
 }
 
 func (x *Indexer) census() census {
@@ -92,6 +96,10 @@ func (x *Indexer) census() census {
 		c.blocks[t.String()] = 0 // there from the beginning
 	}
 	for _, s := range x.sources {
+		if !s.part.served {
+			c.elsewhere++
+			continue
+		}
 		c.sources++
 		if s.gaps > 0 {
 			c.uncertain++

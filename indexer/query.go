@@ -34,13 +34,24 @@ type Query struct {
 	holdings []Holding
 }
 
-// BlockSize returns the block size of a partition, in tokens. Errors wrap
+// Serves tells whether a partition is in the Indexer's share.
+func (x *Indexer) Serves(name event.Partition) bool { return x.cfg.Share.Has(name) }
+
+// Share returns the partitions that the Indexer serves.
+func (x *Indexer) Share() event.Share { return x.cfg.Share }
+
+// BlockSize returns the block size of a partition, in tokens, also of one that is
+// served elsewhere. Errors wrap
 // ErrUnknownPartition, or ErrNotReady while it is not known what partitions there
 // are.
 func (x *Indexer) BlockSize(name event.Partition) (uint32, error) {
 	p := x.now().partition(name)
 	if p == nil || !p.open.Load() {
-		if err := x.Ready(); err != nil {
+		err := x.Ready()
+		if !x.Serves(name) && x.synced.Load() { // the catalog says it all
+			err = nil
+		}
+		if err != nil {
 			return 0, err
 		}
 		return 0, ErrUnknownPartition
@@ -50,8 +61,11 @@ func (x *Indexer) BlockSize(name event.Partition) (uint32, error) {
 
 // Match answers who holds how much of a prompt, given by the local hashes of its
 // blocks. It never waits for the reader of the log. Errors wrap
-// ErrUnknownPartition or ErrNotReady.
+// ErrUnknownPartition, ErrNotReady or ErrElsewhere.
 func (x *Indexer) Match(q *Query, name event.Partition, locals []uint64) (Answer, error) {
+	if !x.Serves(name) {
+		return Answer{}, ErrElsewhere
+	}
 	if err := x.Ready(); err != nil {
 		return Answer{}, err
 	}
@@ -86,13 +100,16 @@ type SourceInfo struct {
 	Digests   event.Digests
 }
 
-// Sources returns what is known of every source, and the log sequence that it is
-// true for.
+// Sources returns what is known of every source in the share, and the log
+// sequence that it is true for.
 func (x *Indexer) Sources() ([]SourceInfo, uint64) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	out := make([]SourceInfo, 0, len(x.sources))
 	for _, s := range x.sources {
+		if !s.part.served {
+			continue
+		}
 		info := SourceInfo{
 			Source: s.name, Incarnation: s.incarnation, LogSeq: s.logSeq, Gaps: s.gaps, Lost: s.lost,
 			Diverged: s.diverged, Answered: s.answered(), Digests: s.digests,
@@ -106,7 +123,8 @@ func (x *Indexer) Sources() ([]SourceInfo, uint64) {
 	return out, x.Position()
 }
 
-// Workers returns the workers that are registered.
+// Workers returns the workers that are registered, also those of partitions that
+// are served elsewhere.
 func (x *Indexer) Workers() []event.Worker {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
@@ -145,6 +163,9 @@ func (x *Indexer) Dump(name event.Partition) (sources []Dumped, blockSize uint32
 	if p == nil || !p.open.Load() {
 		return nil, 0, 0, ErrUnknownPartition
 	}
+	if !p.served {
+		return nil, 0, 0, ErrElsewhere
+	}
 	p.index.Read(func(r prefix.Reader) {
 		for s := range p.sources {
 			if !s.answered() {
@@ -160,13 +181,13 @@ func (x *Indexer) Dump(name event.Partition) (sources []Dumped, blockSize uint32
 	return sources, p.blockSize.Load(), x.Position(), nil
 }
 
-// Partitions returns the partitions that have workers.
+// Partitions returns the partitions of the share that have workers.
 func (x *Indexer) Partitions() []event.Partition {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	var out []event.Partition
 	for name, p := range *x.now().partitions.Load() {
-		if p.open.Load() {
+		if p.served && p.open.Load() {
 			out = append(out, name)
 		}
 	}

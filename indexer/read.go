@@ -161,13 +161,13 @@ func (x *Indexer) restart(created time.Time, first, last uint64) {
 		if len(old.instances) == 0 {
 			continue
 		}
-		p := newPartition(name)
+		p := newPartition(name, old.served)
 		p.blockSize.Store(old.blockSize.Load())
 		p.open.Store(true)
 		p.instances = old.instances
 		e.set(name, p)
 	}
-	x.sources, x.others = map[event.Source]*source{}, map[event.Source]*other{}
+	x.sources, x.others = map[event.Source]*source{}, map[string]*source{}
 	x.era.Store(e)
 	x.advance(max(first, 1) - 1)
 }

@@ -41,6 +41,7 @@ func (e *era) set(name event.Partition, p *partition) {
 // read the index and the atomics.
 type partition struct {
 	name      event.Partition
+	served    bool          // it is in the share; else the index is empty and nobody is shown
 	blockSize atomic.Uint32 // 0: no worker has said
 	open      atomic.Bool   // there are workers
 	index     *prefix.Index
@@ -49,8 +50,8 @@ type partition struct {
 	applied   atomic.Pointer[Applied] // the last record that was traced
 }
 
-func newPartition(name event.Partition) *partition {
-	return &partition{name: name, index: prefix.New(), instances: map[string]*instance{}, sources: map[*source]struct{}{}}
+func newPartition(name event.Partition, served bool) *partition {
+	return &partition{name: name, served: served, index: prefix.New(), instances: map[string]*instance{}, sources: map[*source]struct{}{}}
 }
 
 // instance is an engine of a partition, as the catalog knows it.
@@ -112,7 +113,9 @@ func (s *source) outlived(incarnation uint64, f func(*source)) {
 }
 
 // answered tells whether a source is one to answer with.
-func (s *source) answered() bool { return s.registered() && !s.diverged && !s.ignored }
+func (s *source) answered() bool {
+	return s.part.served && s.registered() && !s.diverged && !s.ignored
+}
 
 // show has queries see a source if it is one to answer with.
 func (s *source) show(w prefix.Writer) { w.Show(s.holder, s.answered()) }
@@ -124,16 +127,31 @@ func (s *source) empty(w prefix.Writer) {
 	s.holder = w.Add(&s.name)
 }
 
+// stage takes in a chunk of a checkpoint. It returns all chunks if that was the
+// last one: the state is in them.
+func (s *source) stage(chunk, chunks int, seq uint64, data []byte) [][]byte {
+	if chunk == 0 {
+		s.staged, s.first = s.staged[:0], seq
+	}
+	if chunk != len(s.staged) {
+		s.staged = nil // its beginning is missing
+		return nil
+	}
+	s.staged = append(s.staged, data)
+	if len(s.staged) < chunks {
+		return nil
+	}
+	staged := s.staged
+	s.staged, s.keep, s.based = nil, s.first, true
+	return staged
+}
+
 // -- the catalog --------------------------------------------------------------
 
 // Registered says that a worker is in the catalog, new or changed.
 func (x *Indexer) Registered(w event.Worker) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if !x.Serves(w.Partition()) {
-		x.registeredElsewhere(w.Source, true)
-		return
-	}
 	p := x.partition(w.Partition())
 	p.blockSize.Store(w.BlockSize)
 	in := p.instances[w.Instance]
@@ -152,10 +170,6 @@ func (x *Indexer) Registered(w event.Worker) {
 func (x *Indexer) Unregistered(s event.Source) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if !x.Serves(s.Partition()) {
-		x.registeredElsewhere(s, false)
-		return
-	}
 	x.setGone(s, true)
 	p := x.now().partition(s.Partition())
 	if p == nil || p.instances[s.Instance] == nil {
@@ -202,7 +216,7 @@ func (x *Indexer) review(p *partition, instance string) {
 func (x *Indexer) partition(name event.Partition) *partition {
 	p := x.now().partition(name)
 	if p == nil {
-		p = newPartition(name)
+		p = newPartition(name, x.cfg.Share.Has(name))
 		x.now().set(name, p)
 	}
 	return p

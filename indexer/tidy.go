@@ -44,7 +44,6 @@ func (x *Indexer) sweep() {
 func (x *Indexer) tidySources(now time.Time) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.tidyOthers(now)
 	for _, s := range x.sources {
 		switch {
 		case s.registered():
@@ -58,7 +57,7 @@ func (x *Indexer) tidySources(now time.Time) {
 			x.log.Info("dropping a source without a worker", "instance", s.name.Instance, "rank", s.name.Rank)
 			x.drop(s)
 		}
-		if s.diverged {
+		if s.diverged && s.part.served {
 			x.askCheckpoint(s, s.logSeq+1)
 		}
 	}
@@ -156,11 +155,6 @@ func (x *Indexer) floor() uint64 {
 			floor = min(floor, s.keep)
 		}
 	}
-	for _, o := range x.others {
-		if x.needed(o) {
-			floor = min(floor, o.keep)
-		}
-	}
 	return floor
 }
 
@@ -171,12 +165,6 @@ func (x *Indexer) stateSize() uint64 {
 	size := uint64(0)
 	for _, s := range x.sources {
 		for _, d := range s.digests {
-			size += 16 * d.Count
-		}
-		size += 256
-	}
-	for _, o := range x.others {
-		for _, d := range o.digests {
 			size += 16 * d.Count
 		}
 		size += 256
@@ -212,5 +200,4 @@ func (x *Indexer) askOldest(state jetstream.StreamState) {
 	for _, s := range old[:min(len(old), atOnce)] {
 		x.askCheckpoint(s, s.logSeq+1)
 	}
-	x.askOthers(half, atOnce)
 }

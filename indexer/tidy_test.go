@@ -141,30 +141,7 @@ func TestLogIsKeptSmall(t *testing.T) {
 		w.writer(name, 0)
 	}
 	idle := w.writers[3]
-	written := map[*feed.Writer]uint64{} // first record of the last checkpoint
-	for _, of := range w.writers {
-		sub, err := w.nc.Subscribe(event.CheckpointSubject(of.Source.Key()), func(msg *nats.Msg) {
-			mu.Lock()
-			defer mu.Unlock()
-			if written[of] >= event.ParseCheckpointRequest(msg.Data) {
-				return
-			}
-			for i, chunk := range of.Checkpoint(rng, 1+rng.IntN(3)) {
-				ack, err := w.js.Publish(w.ctx, of.Source.Subject(), chunk)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				if i == 0 {
-					written[of] = ack.Sequence
-				}
-			}
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer sub.Unsubscribe()
-	}
+	w.answerRequests(rng, &mu)
 	fill := func(n int) uint64 {
 		mu.Lock()
 		defer mu.Unlock()
@@ -218,6 +195,42 @@ func TestLogIsKeptSmall(t *testing.T) {
 		if n := r.counter("kvmesh.indexer.divergences"); n > 0 {
 			t.Errorf("%d divergences", n)
 		}
+	}
+}
+
+// answerRequests has the writers write checkpoints when they are asked, as a
+// bridge would. mu guards them.
+func (w *world) answerRequests(rng *rand.Rand, mu *sync.Mutex) {
+	w.t.Helper()
+	over := false
+	w.t.Cleanup(func() { // no request is being answered when NATS goes
+		mu.Lock()
+		defer mu.Unlock()
+		over = true
+	})
+	written := map[*feed.Writer]uint64{} // first record of the last checkpoint
+	for _, of := range w.writers {
+		sub, err := w.nc.Subscribe(event.CheckpointSubject(of.Source.Key()), func(msg *nats.Msg) {
+			mu.Lock()
+			defer mu.Unlock()
+			if over || written[of] >= event.ParseCheckpointRequest(msg.Data) {
+				return
+			}
+			for i, chunk := range of.Checkpoint(rng, 1+rng.IntN(3)) {
+				ack, err := w.js.Publish(w.ctx, of.Source.Subject(), chunk)
+				if err != nil {
+					w.t.Error(err)
+					return
+				}
+				if i == 0 {
+					written[of] = ack.Sequence
+				}
+			}
+		})
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		w.t.Cleanup(func() { sub.Unsubscribe() })
 	}
 }
 

@@ -38,7 +38,7 @@ func newTracing(provider trace.TracerProvider) tracing {
 // applyTraced is apply for a record that may name a span.
 func (x *Indexer) applyTraced(seq uint64, subject string, h nats.Header, data []byte) {
 	parent, ok := event.Traced(h)
-	if !ok {
+	if !ok || x.others[subject] != nil {
 		x.apply(seq, subject, data)
 		return
 	}

@@ -58,6 +58,9 @@ func (x *Indexer) lacking(ask bool) (n int) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	for _, p := range *x.now().partitions.Load() {
+		if !p.served {
+			continue // answers don't say anything of it
+		}
 		for _, in := range p.instances {
 			for _, w := range in.workers {
 				s := x.sources[w.Source]

@@ -8,15 +8,17 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/kvmesh/kvmesh/integration/mock"
 )
 
 // startModels runs `kvmesh indexer` with --models, and returns its URL when it is
 // ready.
-func startModels(t *testing.T, nats, id, models string) string {
+func startModels(t *testing.T, server, id, models string) string {
 	t.Helper()
 	addr := freeAddr(t)
-	begin(t, "indexer", "--nats", nats, "--id", id, "--http", addr, "--log-level", "warn", "--models", models)
+	begin(t, "indexer", "--nats", server, "--id", id, "--http", addr, "--log-level", "warn", "--models", models)
 	url := "http://" + addr
 	eventually(t, "kvmesh indexer is ready", func() bool {
 		status, _, err := ask(http.MethodGet, url+"/ready", nil)
@@ -28,7 +30,7 @@ func startModels(t *testing.T, nats, id, models string) string {
 // An indexer that holds some models answers for others as the one does that holds
 // them.
 func TestModelsElsewhere(t *testing.T) {
-	nats := startNATS(t)
+	server := startNATS(t)
 	loads := map[string]*mock.Workload{}
 	for i, model := range []string{"a", "b/c", "nobody's"} {
 		e, err := mock.NewEngine(mock.Options{ReplayEndpoint: "tcp://127.0.0.1:0"})
@@ -39,7 +41,7 @@ func TestModelsElsewhere(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(e.Stop)
-		begin(t, "bridge", "--nats", nats, "--id", fmt.Sprint("edge", i), "--log-level", "warn", "--model", model,
+		begin(t, "bridge", "--nats", server, "--id", fmt.Sprint("edge", i), "--log-level", "warn", "--model", model,
 			"--worker", fmt.Sprintf("w%d=%s,replay=%s", i, e.Addr(), e.ReplayAddr()))
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
@@ -53,7 +55,7 @@ func TestModelsElsewhere(t *testing.T) {
 			}
 		}
 	}
-	xa, xb := startModels(t, nats, "xa", "a"), startModels(t, nats, "xb", "b/c,d")
+	xa, xb := startModels(t, server, "xa", "a"), startModels(t, server, "xb", "b/c,d")
 	query := func(url, model string) map[string]any {
 		return map[string]any{"model_name": model, "token_ids": loads[model].Prompts(1)[0].Tokens}
 	}
@@ -117,4 +119,43 @@ func longest(instances map[string]any) int {
 		}
 	}
 	return best
+}
+
+// elsewhere asks an indexer that serves another model than the one that a worker
+// is registered for, and of which whoever serves it is mute.
+func (d *described) elsewhere() {
+	d.t.Helper()
+	url, addr := startNATS(d.t), freeAddr(d.t)
+	begin(d.t, "indexer", "--nats", url, "--http", addr, "--http-token", apiToken, "--models", "another, model:g")
+	d.url = "http://" + addr
+	eventually(d.t, "the indexer is ready", func() bool {
+		_, err := command(d.t, "health", "--ready", "--server", d.url)
+		return err == nil
+	})
+	d.call("GET", "/ready", nil, 200)
+	d.call("POST", "/register", map[string]any{"instance_id": "w0", "endpoint": "tcp://127.0.0.1:1", "model_name": "m", "block_size": 4}, 201)
+	eventually(d.t, "the worker is known", func() bool { return len(d.call("GET", "/workers", nil, 200).([]any)) == 1 })
+	prompt := map[string]any{"model_name": "m", "token_ids": []int{1, 2, 3, 4}, "block_hashes": []int{1}}
+	d.call("POST", "/query", prompt, 503)
+	nc, err := nats.Connect(url)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer nc.Close()
+	if _, err := nc.Subscribe("kvmesh.match.m.default", func(*nats.Msg) {}); err != nil {
+		d.t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil {
+		d.t.Fatal(err)
+	}
+	for _, path := range []string{"/query", "/query_by_hash"} {
+		d.call("POST", path, prompt, 504)
+	}
+}
+
+func TestModelsFlag(t *testing.T) {
+	for _, bad := range []string{":g", "a:", "a,,b"} {
+		_, err := command(t, "indexer", "--nats", "nats://127.0.0.1:1", "--models", bad)
+		mustContain(t, errText(t, err), "--models", "model:group")
+	}
 }

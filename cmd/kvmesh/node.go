@@ -49,6 +49,7 @@ type node struct {
 	leases   replica.LeaseConfig
 	claim    []string
 	index    indexer.Config
+	models   []string
 	choose   selectionFlags
 	tel      *telemetry.Telemetry
 	withEdge bool // runs a bridge
@@ -122,8 +123,8 @@ func (n *node) addFlags(flags *pflag.FlagSet) {
 	if n.withRead {
 		x := &n.index
 		flags.DurationVar(&x.Grace, "grace", x.Grace, "how long the blocks of a worker that is not registered are kept")
-		flags.StringSliceVar(&x.Models, "models", nil, "models that this process holds the index of, separated by commas; empty: all. Queries for others are passed on")
 		flags.BoolVar(&x.Compact, "compact", x.Compact, "keep the log small")
+		flags.StringArrayVar(&n.models, "models", nil, "what to keep in memory and answer for: model or model:group, separated by commas (repeatable); queries for others are passed on to those who have them. Nothing: everything")
 		n.choose.add(flags)
 		n.http.add(flags, "127.0.0.1:8090")
 	} else {
@@ -217,6 +218,9 @@ func (n *node) complete(flags *pflag.FlagSet) error {
 	n.bridge.ZMTP.MaxMessage = max(n.bridge.ZMTP.MaxMessage, n.bridge.ZMTP.MaxFrame)
 	n.bridge.Replicas, n.index.Replicas = n.nats.replicas, n.nats.replicas
 	if n.withRead {
+		if n.index.Share, err = event.ParseShare(n.models); err != nil {
+			return located(flags, "models", "", fmt.Errorf("--models: %w", err))
+		}
 		if err := n.choose.validate(); err != nil {
 			return err
 		}
@@ -377,14 +381,16 @@ func (n *node) web(log *slog.Logger, nc *nats.Conn, index *indexer.Indexer, choo
 		return nil, err
 	}
 	cfg := api.Default()
-	cfg.Token, cfg.Models = n.http.token, n.index.Models
-	cfg.Tracer = n.tel.Tracer
+	cfg.Token, cfg.Tracer = n.http.token, n.tel.Tracer
 	front := api.New(cfg, index, catalog, fleet, metrics, log)
 	front.ShowPeers(func() any { return peers.List() })
+	if !n.index.Share.Whole() {
+		front.Forward(api.NewElsewhere(nc, index, cfg))
+	}
 	if _, err := front.Listen(nc, version()); err != nil {
 		return nil, err
 	}
-	door, err := choose.door(nc, cfg.Token, n.index.Models, cfg.Tracer, front, log)
+	door, err := choose.door(nc, cfg.Token, n.index.Share, cfg.Tracer, front, log)
 	if err != nil {
 		return nil, err
 	}

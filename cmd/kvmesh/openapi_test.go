@@ -183,6 +183,7 @@ func TestOpenAPIIsTrue(t *testing.T) {
 	d.refusals()
 	d.unregister()
 	d.notReady()
+	d.elsewhere()
 	d.complete()
 }
 

@@ -13,7 +13,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/kvmesh/kvmesh/cmd/kvmesh/telemetry"
-	"github.com/kvmesh/kvmesh/indexer"
+	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/replica"
 	"github.com/kvmesh/kvmesh/replica/load"
 	"github.com/kvmesh/kvmesh/replica/selection"
@@ -77,7 +77,7 @@ type chooser struct {
 	roster   *selection.Roster
 }
 
-func (f *selectionFlags) new(nc *nats.Conn, js jetstream.JetStream, index *indexer.Indexer, id string, replicas int, log *slog.Logger, tel *telemetry.Telemetry) (*chooser, error) {
+func (f *selectionFlags) new(nc *nats.Conn, js jetstream.JetStream, index selection.Index, id string, replicas int, log *slog.Logger, tel *telemetry.Telemetry) (*chooser, error) {
 	c := &chooser{}
 	var err error
 	shared := f.load
@@ -104,9 +104,9 @@ func (c *chooser) describe(js jetstream.JetStream, catalog *replica.Catalog, rep
 const hintTimeout = 200 * time.Millisecond
 
 // door puts the selection's paths in front of the index's, and answers over NATS.
-func (c *chooser) door(nc *nats.Conn, token string, models []string, tracer trace.TracerProvider, index http.Handler, log *slog.Logger) (http.Handler, error) {
+func (c *chooser) door(nc *nats.Conn, token string, share event.Share, tracer trace.TracerProvider, index http.Handler, log *slog.Logger) (http.Handler, error) {
 	cfg := serve.Default()
-	cfg.Token, cfg.Models, cfg.Tracer = token, models, tracer
+	cfg.Token, cfg.Share, cfg.Tracer = token, share, tracer
 	door := serve.New(cfg, c.selector, c.roster, selection.NewHinter(nc, hintTimeout), index, log)
 	_, err := door.Listen(nc, version())
 	return door, err

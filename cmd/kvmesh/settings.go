@@ -58,7 +58,7 @@ func settle(cmd *cobra.Command) error {
 				}
 			}
 		}
-		if len(values) > 1 && f.Value.Type() != "stringArray" && f.Value.Type() != "stringSlice" {
+		if len(values) > 1 && f.Value.Type() != "stringArray" {
 			errs = append(errs, fmt.Errorf("%s: %s takes one value", values[1].origin, f.Name))
 			return
 		}

@@ -92,14 +92,12 @@ func (s *Server) match(ctx context.Context, deadline time.Time, w *work, p *prom
 		name.Group = w.name(p.group)
 	}
 	w.asked.name = name
-	if !s.index.Serves(name) {
-		return s.forward(ctx, deadline, w, p, name)
-	}
 	size, err := s.index.BlockSize(name)
 	if err != nil {
 		return unknown(name, err)
 	}
-	if p.minLogSeq > s.index.Position() {
+	elsewhere := !s.index.Serves(name)
+	if !elsewhere && p.minLogSeq > s.index.Position() {
 		ctx, cancel := context.WithDeadline(ctx, deadline)
 		defer cancel()
 		if err := s.index.WaitFor(ctx, p.minLogSeq); err != nil {
@@ -113,7 +111,14 @@ func (s *Server) match(ctx context.Context, deadline time.Time, w *work, p *prom
 	}
 	// The only use of the index's query: what it returns belongs to w until the
 	// next one.
-	a, err := s.index.Match(&w.query, name, locals)
+	var a indexer.Answer
+	if elsewhere && s.others != nil {
+		asking, cancel := context.WithDeadline(ctx, deadline.Add(s.cfg.ForwardTimeout)) // also of many prompts
+		defer cancel()
+		a, err = s.others.ask(asking, name, locals, p.minLogSeq)
+	} else {
+		a, err = s.index.Match(&w.query, name, locals)
+	}
 	if err != nil {
 		return unknown(name, err)
 	}
@@ -122,10 +127,14 @@ func (s *Server) match(ctx context.Context, deadline time.Time, w *work, p *prom
 	return nil
 }
 
-// unknown names the partition in an error that says that it is unknown.
+// unknown names the partition in an error that says that it is unknown, or
+// elsewhere.
 func unknown(p event.Partition, err error) error {
-	if errors.Is(err, indexer.ErrUnknownPartition) {
+	switch {
+	case errors.Is(err, indexer.ErrUnknownPartition):
 		return fmt.Errorf("no workers for model=%s routing_group=%s: %w", p.Model, p.Group, err)
+	case errors.Is(err, indexer.ErrElsewhere):
+		return fmt.Errorf("model=%s routing_group=%s: %w", p.Model, p.Group, err)
 	}
 	return err
 }

@@ -23,6 +23,7 @@ type workerView struct {
 	Endpoints    map[string]string        `json:"endpoints"`
 	Listeners    map[string]*listenerView `json:"listeners"`
 	Labels       map[string]string        `json:"labels,omitempty"`
+	Elsewhere    bool                     `json:"elsewhere,omitempty"`
 }
 
 type listenerView struct {
@@ -69,6 +70,7 @@ func (s *Server) workers(r *http.Request) (int, any, error) {
 			v = &workerView{
 				InstanceID: instanceID{w.Instance, w.IntegerID}, Source: "zmq", ModelName: w.Model, RoutingGroup: w.Group, BlockSize: w.BlockSize,
 				Endpoints: map[string]string{}, Listeners: map[string]*listenerView{}, Labels: w.Labels,
+				Elsewhere: !s.index.Serves(w.Partition()),
 			}
 			byInstance[id] = v
 			out = append(out, v)
@@ -287,6 +289,7 @@ type readyView struct {
 	Reasons []string `json:"reasons"`
 	LogSeq  uint64   `json:"log_seq"`
 	Lag     uint64   `json:"lag"`
+	Serves  []string `json:"serves,omitempty"`
 }
 
 func (s *Server) health(*http.Request) (int, any, error) {
@@ -294,7 +297,7 @@ func (s *Server) health(*http.Request) (int, any, error) {
 }
 
 func (s *Server) ready(*http.Request) (int, any, error) {
-	v := readyView{Ready: true, Reasons: []string{}, LogSeq: s.index.Position(), Lag: s.index.Lag()}
+	v := readyView{Ready: true, Reasons: []string{}, LogSeq: s.index.Position(), Lag: s.index.Lag(), Serves: s.index.Share().Strings()}
 	if err := s.index.Ready(); err != nil {
 		v.Ready = false
 		v.Reasons = append(v.Reasons, err.Error())

@@ -17,7 +17,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/kvmesh/kvmesh/indexer"
@@ -48,10 +47,9 @@ type Config struct {
 	// of a batch are not answered.
 	MaxReply int
 	// WaitTimeout is for how long a query waits for the log sequence that it
-	// asks for.
-	WaitTimeout time.Duration
-	// Models are the models that are answered for over NATS; none: all.
-	Models []string
+	// asks for, and ForwardTimeout for the answer of another indexer if the
+	// partition is served elsewhere.
+	WaitTimeout, ForwardTimeout time.Duration
 	// Tracer makes spans of queries, below that of the request's context over
 	// HTTP, and below that of the request's headers over NATS; nil: nothing is
 	// traced.
@@ -60,7 +58,7 @@ type Config struct {
 
 // Default returns the configuration that fits most fleets.
 func Default() Config {
-	return Config{MaxQuery: 8 << 20, MaxBody: 1 << 20, MaxReply: 64 << 20, WaitTimeout: 5 * time.Second}
+	return Config{MaxQuery: 8 << 20, MaxBody: 1 << 20, MaxReply: 64 << 20, WaitTimeout: 5 * time.Second, ForwardTimeout: 2 * time.Second}
 }
 
 // Server answers for an index. It is an http.Handler.
@@ -72,10 +70,11 @@ type Server struct {
 	log       *slog.Logger
 	tracer    trace.Tracer // nil: nothing is traced
 	mux       *http.ServeMux
-	pool      sync.Pool // of *work
+	pool      sync.Pool  // of *work
+	others    *Elsewhere // nil: partitions out of the index's share are not answered for
+	serves    string     // the share; "" if it is everything
 	listPeers atomic.Pointer[func() any]
-	nc        atomic.Pointer[nats.Conn] // queries are passed on over it; nil before Listen
-	jsonType  []string                  // the Content-Type of replies, made once; not written to
+	jsonType  []string // the Content-Type of replies, made once; not written to
 }
 
 // New returns a Server. metrics answers GET /metrics; nil: nothing does.
@@ -84,6 +83,7 @@ func New(cfg Config, index *indexer.Indexer, registry Registry, fleet *Fleet, me
 		logger = slog.New(slog.DiscardHandler)
 	}
 	s := &Server{cfg: cfg, index: index, registry: registry, fleet: fleet, log: logger, tracer: newTracer(cfg.Tracer), mux: http.NewServeMux(), jsonType: []string{"application/json"}}
+	s.serves = strings.Join(index.Share().Strings(), ", ")
 	s.handle("POST /register", cfg.MaxBody, s.register)
 	s.handle("POST /unregister", cfg.MaxBody, s.unregister)
 	s.handle("GET /workers", 0, s.workers)
@@ -100,6 +100,13 @@ func New(cfg Config, index *indexer.Indexer, registry Registry, fleet *Fleet, me
 	s.mux.HandleFunc("/", s.lost)
 	return s
 }
+
+// Forward has queries for partitions that are not in the index's share answered
+// by those who serve them. It is called before the Server serves.
+func (s *Server) Forward(to *Elsewhere) { s.others = to }
+
+// servesHeader says on what is true for a share only which share that is.
+const servesHeader = "Kvmesh-Serves"
 
 // ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mux.ServeHTTP(w, r) }
@@ -143,6 +150,9 @@ func (s *Server) handle(pattern string, maxBody int64, f func(r *http.Request) (
 		if maxBody > 0 && r.ContentLength > maxBody {
 			s.refuse(w, r, errTooLarge)
 			return
+		}
+		if s.serves != "" {
+			w.Header().Set(servesHeader, s.serves)
 		}
 		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
 		status, body, err := f(r)
@@ -228,10 +238,7 @@ var (
 // codeOf returns the status of an error, and the code by which programs tell it.
 func codeOf(err error) (status int, code string) {
 	var tooLarge *http.MaxBytesError
-	var remote *remoteError
 	switch {
-	case errors.As(err, &remote):
-		return remote.status, remote.code
 	case errors.As(err, &tooLarge), errors.Is(err, errTooLarge), errors.Is(err, errReply):
 		return http.StatusRequestEntityTooLarge, "too_large"
 	case errors.Is(err, errMedia):
@@ -248,6 +255,10 @@ func codeOf(err error) (status int, code string) {
 		return http.StatusNotFound, "not_registered"
 	case errors.Is(err, indexer.ErrUnknownPartition):
 		return http.StatusNotFound, "unknown_partition"
+	case errors.Is(err, errNoAnswer):
+		return http.StatusGatewayTimeout, "no_answer"
+	case errors.Is(err, indexer.ErrElsewhere):
+		return http.StatusServiceUnavailable, "no_indexer"
 	case errors.Is(err, indexer.ErrNotReady):
 		return http.StatusServiceUnavailable, "not_ready"
 	case errors.Is(err, indexer.ErrBehind):

@@ -25,8 +25,8 @@ const (
 )
 
 // Listen answers queries over NATS until stop is called: requests to
-// kvmesh.query.<model>.<group> and kvmesh.query_by_hash.<model>.<group> have the
-// bodies of POST /query and POST /query_by_hash without model and group, and get
+// kvmesh.query.<model>.<group> and kvmesh.query_by_hash.<model>.<group>, of the
+// partitions in the index's share, have the bodies of POST /query and POST /query_by_hash without model and group, and get
 // the same replies. One of all that listen answers each request. Errors come
 // with the headers of the micro protocol: the code is the HTTP status, the
 // description the reason. A version that is no semantic one is shown as 0.0.0.
@@ -36,6 +36,10 @@ func (s *Server) Listen(nc *nats.Conn, version string) (stop func() error, err e
 		Version:     strings.TrimPrefix(version, "v"),
 		Description: "Which worker holds how much of a prompt in its KV cache.",
 		QueueGroup:  serviceName,
+		Metadata:    map[string]string{"serves": "*"},
+	}
+	if s.serves != "" {
+		config.Metadata["serves"] = s.serves
 	}
 	service, err := micro.AddService(nc, config)
 	if errors.Is(err, micro.ErrConfigValidation) {
@@ -49,9 +53,10 @@ func (s *Server) Listen(nc *nats.Conn, version string) (stop func() error, err e
 	// A query may wait for a log sequence, and others must not wait for it. Who
 	// comes when all slots are taken waits in the client of NATS.
 	slots := make(chan struct{}, atOnce)
-	for _, endpoint := range []struct{ name, subject, content string }{
-		{"query", querySubject, tokenIDs},
-		{"query-by-hash", hashSubject, blockHashes},
+	for name, endpoint := range map[string]struct{ subject, content string }{
+		"query":         {querySubject, tokenIDs},
+		"query-by-hash": {hashSubject, blockHashes},
+		"match":         {matchSubject, ""},
 	} {
 		handler := micro.HandlerFunc(func(r micro.Request) {
 			slots <- struct{}{}
@@ -60,39 +65,27 @@ func (s *Server) Listen(nc *nats.Conn, version string) (stop func() error, err e
 				s.serveNATS(ctx, nc, r, endpoint.subject, endpoint.content)
 			}()
 		})
-		name := endpoint.name
-		for i, model := range s.modelTokens() {
-			if i > 0 {
-				name = fmt.Sprintf("%s-%d", endpoint.name, i+1)
-			}
-			if err := service.AddEndpoint(name, handler, micro.WithEndpointSubject(endpoint.subject+"."+model+".*")); err != nil {
+		for _, subject := range s.index.Share().Subjects(endpoint.subject) {
+			if err := service.AddEndpoint(name, handler, micro.WithEndpointSubject(subject)); err != nil {
 				cancel()
 				return nil, errors.Join(fmt.Errorf("NATS service: %w", err), service.Stop())
 			}
 		}
 	}
-	s.nc.Store(nc)
 	return func() error { cancel(); return service.Stop() }, nil
-}
-
-// modelTokens returns the tokens of subjects that stand for the models which are
-// answered for.
-func (s *Server) modelTokens() []string {
-	if len(s.cfg.Models) == 0 {
-		return []string{"*"}
-	}
-	var out []string
-	for _, model := range s.cfg.Models {
-		out = append(out, event.Escape(model))
-	}
-	return out
 }
 
 func (s *Server) serveNATS(ctx context.Context, nc *nats.Conn, r micro.Request, prefix, content string) {
 	ctx, ended := s.traceNATS(ctx, r, prefix)
 	w := s.work(content)
 	defer s.done(w)
-	err := s.askNATS(ctx, w, r, strings.TrimPrefix(r.Subject(), prefix+"."))
+	key := strings.TrimPrefix(r.Subject(), prefix+".")
+	var err error
+	if prefix == matchSubject {
+		err = s.matchNATS(ctx, w, r, key)
+	} else {
+		err = s.askNATS(ctx, w, r, key)
+	}
 	if err == nil && int64(len(w.reply)) > nc.MaxPayload() {
 		err = errReply
 	}
@@ -101,7 +94,10 @@ func (s *Server) serveNATS(ctx context.Context, nc *nats.Conn, r micro.Request, 
 		status, code := codeOf(err)
 		err = r.Error(strconv.Itoa(status), err.Error(), appendFailure(nil, err, code))
 	} else {
-		err = r.Respond(bytes.TrimSuffix(w.reply, []byte{'\n'}))
+		if prefix != matchSubject { // what is packed may end with anything
+			w.reply = bytes.TrimSuffix(w.reply, []byte{'\n'})
+		}
+		err = r.Respond(w.reply)
 	}
 	if err != nil {
 		s.log.Debug("NATS request not answered", "subject", r.Subject(), "error", err)

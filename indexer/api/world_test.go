@@ -59,8 +59,10 @@ type options struct {
 	config func(*api.Config)
 	server func(*http.Server)
 	tracer trace.TracerProvider // of the index; that of the API is in config
-	unread bool                 // the catalog is never read
-	room   int32                // max_payload of NATS; 0: enough
+	share  event.Share
+	alone  bool  // nothing is passed on to other indexers
+	unread bool  // the catalog is never read
+	room   int32 // max_payload of NATS; 0: enough
 	cert   string
 	key    string
 }
@@ -87,7 +89,34 @@ func newWorld(t *testing.T, o options) *world {
 	if w.js, err = jetstream.New(w.nc); err != nil {
 		t.Fatal(err)
 	}
-	if w.index, err = indexer.New(w.nc, w.js, indexer.Default(), indexer.Options{Tracer: o.tracer}); err != nil {
+	w.run(o)
+	return w
+}
+
+// beside returns another server on the same NATS and the same truth.
+func (w *world) beside(o options) *world {
+	w.t.Helper()
+	nc, err := nats.Connect(w.nc.ConnectedUrl())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(nc.Close)
+	other := &world{t: w.t, nc: nc, batches: w.batches, truth: w.truth}
+	if other.js, err = jetstream.New(nc); err != nil {
+		w.t.Fatal(err)
+	}
+	other.run(o)
+	return other
+}
+
+// run runs an indexer, and serves the API over it.
+func (w *world) run(o options) {
+	w.t.Helper()
+	t := w.t
+	cfg := indexer.Default()
+	cfg.Share = o.share
+	var err error
+	if w.index, err = indexer.New(w.nc, w.js, cfg, indexer.Options{Tracer: o.tracer}); err != nil {
 		t.Fatal(err)
 	}
 	quiet := slog.New(slog.DiscardHandler)
@@ -108,7 +137,6 @@ func newWorld(t *testing.T, o options) *world {
 	if !o.unread {
 		w.until("ready", func() bool { return w.index.Ready() == nil })
 	}
-	return w
 }
 
 // serve serves the API over HTTP and NATS.
@@ -126,6 +154,9 @@ func (w *world) serve(o options, registry api.Registry) {
 	}
 	metrics := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "kvmesh_up 1\n") })
 	front := api.New(config, w.index, registry, fleet, metrics, nil)
+	if !o.alone {
+		front.Forward(api.NewElsewhere(w.nc, w.index, config))
+	}
 	unlisten, err := front.Listen(w.nc, "v1.2.3")
 	if err != nil {
 		w.t.Fatal(err)

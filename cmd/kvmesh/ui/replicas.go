@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"time"
@@ -27,6 +28,7 @@ type replicaView struct {
 	Sources    int                   `json:"sources"`
 	Diverged   int                   `json:"diverged"`
 	Partitions map[string]tierCounts `json:"partitions"`
+	Serves     []string              `json:"serves,omitempty"` // nothing: everything
 	This       bool                  `json:"this"`
 }
 
@@ -41,7 +43,7 @@ type tierDigest struct {
 
 // view returns what this replica answers.
 func (u *UI) view() replicaView {
-	v := replicaView{ID: u.cfg.ID, Ready: true, Lag: u.index.Lag(), Partitions: map[string]tierCounts{}}
+	v := replicaView{ID: u.cfg.ID, Ready: true, Lag: u.index.Lag(), Serves: u.index.Share().Strings(), Partitions: map[string]tierCounts{}}
 	if err := u.index.Ready(); err != nil {
 		v.Ready, v.Reason = false, err.Error()
 	}
@@ -123,22 +125,38 @@ func (u *UI) serveReplicas(w http.ResponseWriter, r *http.Request) {
 	reply(w, http.StatusOK, out)
 }
 
-// compare compares the replicas that answered at one log sequence.
+// compare compares the replicas that answered at one log sequence, in what both
+// serve.
 func (v *replicasView) compare() {
-	first := map[uint64]*replicaView{}
 	for i := range v.Replicas {
-		r := &v.Replicas[i]
-		f := first[r.LogSeq]
-		if f == nil {
-			first[r.LogSeq] = r
-			continue
+		a := &v.Replicas[i]
+		for j := range v.Replicas[:i] {
+			b := &v.Replicas[j]
+			if a.LogSeq != b.LogSeq {
+				continue
+			}
+			if !slices.Contains(v.Compared, a.LogSeq) {
+				v.Compared = append(v.Compared, a.LogSeq)
+			}
+			v.Equal = v.Equal && a.covered(b) && b.covered(a)
 		}
-		if !slices.Contains(v.Compared, r.LogSeq) {
-			v.Compared = append(v.Compared, r.LogSeq)
-		}
-		a, _ := json.Marshal(f.Partitions)
-		b, _ := json.Marshal(r.Partitions)
-		v.Equal = v.Equal && string(a) == string(b)
 	}
 	slices.Sort(v.Compared)
+}
+
+// covered tells whether what a replica has of the other's share is just so there.
+func (v *replicaView) covered(by *replicaView) bool {
+	share, err := event.ParseShare(by.Serves)
+	if err != nil {
+		return false
+	}
+	for name, counts := range v.Partitions {
+		if !share.Names(name) {
+			continue
+		}
+		if !maps.Equal(counts, by.Partitions[name]) {
+			return false
+		}
+	}
+	return true
 }

@@ -211,7 +211,7 @@ func TestDescriptionsAreLost(t *testing.T) {
 // selections on to one that does, and says so if there is none.
 func TestModelsOfOthers(t *testing.T) {
 	v := newService(t)
-	a, b := v.start(selection.Default(), "", false, "other", "third"), v.start(selection.Default(), "", false, "m")
+	a, b := v.start(selection.Default(), "", false, "other", "m:g"), v.start(selection.Default(), "", false, "m:default")
 	for i := range 3 {
 		a.must(201, "POST", "/workers", worker(i, nil))
 	}

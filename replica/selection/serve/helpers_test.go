@@ -105,7 +105,11 @@ func (v *service) start(cfg selection.Config, token string, strict bool, models 
 	t.Helper()
 	nc, js := v.connect()
 	ic := indexer.Default()
-	ic.Models = models
+	share, err := event.ParseShare(models)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ic.Share = share
 	index, err := indexer.New(nc, js, ic, indexer.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -135,7 +139,7 @@ func (v *service) start(cfg selection.Config, token string, strict bool, models 
 	ac := api.Default()
 	ac.Token = token
 	sc := Default()
-	sc.Token, sc.Models = token, models
+	sc.Token, sc.Share = token, ic.Share
 	door := New(sc, selector, roster, nil, api.New(ac, index, catalog, fleet, nil, nil), nil)
 	unlisten, err := door.Listen(nc, "test")
 	if err != nil {

@@ -15,10 +15,10 @@ import (
 )
 
 // Requests about models whose index another process holds are passed on to one
-// that does: kvmesh.selection-of.<model>.<operation>, with the body as it is. The
+// that does: kvmesh.selection-of.<model>.<group>.<operation>, with the body as it is. The
 // reply has its status in a header.
 const (
-	passPrefix   = "kvmesh.selection-of."
+	passPrefix   = "kvmesh.selection-of"
 	statusHeader = "Kvmesh-Status"
 )
 
@@ -33,10 +33,6 @@ func passed(op operation) bool {
 
 // listenPassed answers what other processes pass on.
 func (x *Server) listenPassed(nc *nats.Conn) (stop func() error, err error) {
-	models := x.cfg.Models
-	if len(models) == 0 {
-		models = []string{"*"}
-	}
 	var subs []*nats.Subscription
 	stop = func() error {
 		var errs []error
@@ -45,15 +41,12 @@ func (x *Server) listenPassed(nc *nats.Conn) (stop func() error, err error) {
 		}
 		return errors.Join(errs...)
 	}
-	for _, model := range models {
-		if model != "*" {
-			model = event.Escape(model)
-		}
+	for _, subject := range x.cfg.Share.Subjects(passPrefix) {
 		for _, op := range x.operations() {
 			if !passed(op) {
 				continue
 			}
-			sub, err := nc.QueueSubscribe(passPrefix+model+"."+op.name, serviceName, func(m *nats.Msg) {
+			sub, err := nc.QueueSubscribe(subject+"."+op.name, serviceName, func(m *nats.Msg) {
 				go x.answerPassed(m, op) // one may wait for a worker; others must not wait for it
 			})
 			if err != nil {
@@ -91,7 +84,8 @@ func (x *Server) perform(op operation, c *call) (status int, reply any, err erro
 	if !errors.As(err, &elsewhere) || x.nc == nil || !passed(op) {
 		return status, reply, err
 	}
-	m, e := x.nc.RequestWithContext(c.ctx, passPrefix+event.Escape(elsewhere.Model)+"."+op.name, c.body)
+	subject := strings.Join([]string{passPrefix, event.Escape(elsewhere.Model), event.Escape(elsewhere.Group), op.name}, ".")
+	m, e := x.nc.RequestWithContext(c.ctx, subject, c.body)
 	if errors.Is(e, nats.ErrNoResponders) {
 		return 0, nil, fmt.Errorf("%w, and no process that does is there", err)
 	}

@@ -39,9 +39,9 @@ type Config struct {
 	Token string
 	// MaxBody is the largest body, in bytes.
 	MaxBody int64
-	// Models are those whose index this process holds; none: all. Requests
-	// about others are passed on, once Listen has been called.
-	Models []string
+	// Share is the partitions whose index this process holds. Requests about
+	// others are passed on, once Listen has been called.
+	Share event.Share
 	// Tracer makes spans of requests over NATS, below that which their headers
 	// name; nil: nothing is traced.
 	Tracer trace.TracerProvider
