@@ -24,6 +24,7 @@ import (
 	"github.com/kvmesh/kvmesh/integration/trace"
 	"github.com/kvmesh/kvmesh/integration/workload"
 	"github.com/kvmesh/kvmesh/replica"
+	"github.com/kvmesh/kvmesh/replica/selection"
 )
 
 // fleetBench measures a whole fleet, each part in a process of its own.
@@ -43,6 +44,7 @@ type fleetBench struct {
 	dump     bool
 	profiles string
 	rate     float64
+	route    string
 	dir      string
 	json     string
 }
@@ -87,6 +89,7 @@ what every index holds is compared with what the caches of the engines hold.`,
 	f.DurationVar(&b.profiled, "profile", 10*time.Second, "how long processor time is split by what it is spent on; 0: not")
 	f.StringVar(&b.profiles, "profiles", "", "directory to keep the profiles in, and those of memory at the end")
 	f.Float64Var(&b.rate, "rate", 0, "requests a second; 0: as fast as they are answered")
+	f.StringVar(&b.route, "route", "overlap", "what picks the worker: overlap (most blocks held, fewest sessions) or select (the selection, with reservations)")
 	f.BoolVar(&b.dump, "dump", true, "compare /dump of the indexers too")
 	f.StringVar(&b.dir, "data-dir", "", "directory for the log; empty: a temporary one")
 	f.StringVar(&b.json, "json", "", "file to write the figures to, as JSON")
@@ -107,12 +110,16 @@ type fleetRun struct {
 	described []engines.Described
 	partition event.Partition
 	index     *indexer.Indexer // the router's own
+	selector  *selection.Selector
 	seen      *seen
 	driver    *driver
 	replay    replayWatch
 }
 
 func (b *fleetBench) run(ctx context.Context, progress io.Writer) (figures, error) {
+	if b.route != "overlap" && b.route != "select" {
+		return nil, fmt.Errorf("--route is %q, want overlap or select", b.route)
+	}
 	if b.workers < 1 || b.sessions < b.atOnce || b.atOnce < 1 || b.requests < 1 {
 		return nil, fmt.Errorf("--workers is %d, --sessions %d, --at-once %d, --requests %d: want at least 1, and no less sessions than requests at once", b.workers, b.sessions, b.atOnce, b.requests)
 	}
@@ -145,7 +152,7 @@ func (b *fleetBench) run(ctx context.Context, progress io.Writer) (figures, erro
 	if err := r.connect(ctx); err != nil {
 		return nil, err
 	}
-	if err := r.load(); err != nil {
+	if err := r.load(ctx); err != nil {
 		return nil, err
 	}
 	return r.f, r.measure(ctx)
@@ -246,7 +253,15 @@ func (r *fleetRun) follow(ctx context.Context, tasks *sync.WaitGroup) (*nats.Con
 		nc.Close()
 		return nil, err
 	}
-	catalog := replica.NewCatalog(js, replica.DefaultCatalog(), quiet, r.index)
+	observers := []replica.Observer{r.index}
+	if r.b.route == "select" {
+		if r.selector, err = newSelection(ctx, tasks, nc, r.index); err != nil {
+			nc.Close()
+			return nil, err
+		}
+		observers = append(observers, r.selector)
+	}
+	catalog := replica.NewCatalog(js, replica.DefaultCatalog(), quiet, observers...)
 	tasks.Go(func() { catalog.Run(ctx) })
 	tasks.Go(func() { r.index.Run(ctx) })
 	return nc, nil
@@ -285,12 +300,15 @@ func (r *fleetRun) connect(ctx context.Context) error {
 }
 
 // load makes the requests that the driver sends.
-func (r *fleetRun) load() error {
+func (r *fleetRun) load(ctx context.Context) error {
 	sources := make([]event.Source, len(r.described))
 	for i, w := range r.described {
 		sources[i] = event.Source{Model: r.partition.Model, Group: r.partition.Group, Instance: w.Instance, Rank: w.Rank}
 	}
-	pick := newOverlapPicker(r.index, r.partition, sources)
+	pick := picker(newOverlapPicker(r.index, r.partition, sources))
+	if r.selector != nil {
+		pick = &selectionPicker{ctx: ctx, selector: r.selector, partition: r.partition, held: map[uint64]string{}}
+	}
 	d := &driver{
 		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: r.b.atOnce, MaxIdleConns: r.b.atOnce}},
 		mock:   "http://" + r.mock.http, pick: pick, model: r.partition, blockSize: r.described[0].BlockSize, seen: r.seen,

@@ -54,7 +54,7 @@ func TestBenchFleetTrace(t *testing.T) {
 		}
 	}
 	enc.Encode(map[string]any{"timestamp": 99, "input_length": 2560, "output_length": 1, "hash_ids": []int{0, 1, 2, 3, 4}})
-	if _, err := command(t, "bench", "fleet", "--workers", "3", "--sessions", "4", "--at-once", "2", "--device-blocks", "128", "--trace", lines,
+	if _, err := command(t, "bench", "fleet", "--workers", "3", "--sessions", "4", "--at-once", "2", "--device-blocks", "128", "--trace", lines, "--route", "select",
 		"--profile", "0", "--late-join", "0", "--json", trace); err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func TestBenchFleetTrace(t *testing.T) {
 }
 
 func TestBenchFleetRefusesNonsense(t *testing.T) {
-	for _, args := range [][]string{{"--workers", "0"}, {"--sessions", "1"}, {"--requests", "0"}, {"--at-once", "0"}} {
+	for _, args := range [][]string{{"--workers", "0"}, {"--sessions", "1"}, {"--requests", "0"}, {"--at-once", "0"}, {"--route", "dice"}} {
 		_, err := command(t, append([]string{"bench", "fleet"}, args...)...)
 		errText(t, err)
 	}
