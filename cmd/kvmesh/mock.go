@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -64,7 +65,7 @@ with a running kvmesh. Faults come by --fault, or by POST /faults.`,
 	f.StringVar(&o.Topic, "topic", "", "topic of the messages; %w in it stands for the worker, instance:rank")
 	f.IntVar(&o.Ring, "ring", 10_000, "batches that a replay socket has")
 	f.IntVar(&o.HWM, "hwm", 100_000, "messages that wait for a subscriber before more are dropped")
-	f.IntVar(&o.Islands, "islands", 0, "workers that share a transfer domain, which is put into their labels; 0: no domains")
+	f.IntVar(&o.Islands, "islands", 0, "engines that share a transfer island, a value of the topology domain transfer; 0: no islands")
 
 	f.IntVar(&o.Cache.BlockSize, "block-size", 16, "tokens a block")
 	f.IntVar(&o.Cache.Device, "device-blocks", 4096, "blocks that a device has")
@@ -108,6 +109,9 @@ func (m *mockFleet) run(cmd *cobra.Command, _ []string) error {
 			return fmt.Errorf("--fault: %w", err)
 		}
 		plans = append(plans, p)
+	}
+	if m.options.Islands > 0 && strings.Contains(m.options.Topic, "%w") && m.options.Ranks > 1 {
+		return errors.New("--islands registers engines, which have one topic for all ranks: --topic must not have %w in it")
 	}
 	m.options.Dialect, m.options.Seed = mock.Dialect(m.dialect), m.workload.Seed
 	if size := m.options.Cache.Device * m.options.Cache.BlockSize; m.workload.Context > size {
@@ -198,49 +202,84 @@ func (m *mockFleet) reach(endpoint string) string {
 	return "tcp://" + net.JoinHostPort(m.advertise, port)
 }
 
-// domainLabel is the label of a worker that says on which transfer island it is.
-const domainLabel = "transfer-domain"
+// transferDomain is the topology domain whose values are transfer islands: a
+// request may require or prefer the taint dynamo.topology/transfer=island-0.
+const transferDomain = "transfer"
+
+// registration is a request that registers mock engines.
+type registration struct {
+	what string // for errors
+	path string
+	body map[string]any
+}
+
+// registrations returns the requests that register workers: one for each rank, or
+// for each engine if they are on transfer islands, of which selection is to know.
+func registrations(workers []engines.Described, model, group string) []registration {
+	var out []registration
+	byEngine := map[string]int{} // in out
+	for _, w := range workers {
+		body := map[string]any{"model_name": model, "routing_group": group, "block_size": w.BlockSize, "engine": w.Engine}
+		if w.Topic != "" {
+			body["topic"] = w.Topic
+		}
+		rank := strconv.FormatUint(uint64(w.Rank), 10)
+		if w.Domain == "" {
+			body["instance_id"], body["dp_rank"], body["endpoint"] = w.Instance, w.Rank, w.Endpoint
+			if w.Replay != "" {
+				body["replay_endpoint"] = w.Replay
+			}
+			out = append(out, registration{w.Instance + " rank " + rank, "/register", body})
+			continue
+		}
+		at, known := byEngine[w.Instance]
+		if !known {
+			at = len(out)
+			byEngine[w.Instance] = at
+			body["worker_id"], body["endpoint"] = w.Instance, "http://"+w.Instance
+			body["data_parallel_size"] = 0
+			body["kv_events_endpoints"], body["replay_endpoints"] = map[string]string{}, map[string]string{}
+			body["topology_domains"] = map[string]string{transferDomain: w.Domain}
+			out = append(out, registration{w.Instance, "/workers", body})
+		}
+		body = out[at].body
+		body["data_parallel_size"] = body["data_parallel_size"].(int) + 1
+		body["kv_events_endpoints"].(map[string]string)[rank] = w.Endpoint
+		if w.Replay != "" {
+			body["replay_endpoints"].(map[string]string)[rank] = w.Replay
+		}
+	}
+	return out
+}
 
 // registerWorkers registers mock engines with a running kvmesh, several at a time.
 func registerWorkers(ctx context.Context, c *client, workers []engines.Described, model, group string) error {
 	var mu sync.Mutex
 	var errs []error
-	one := func(w engines.Described) {
-		body := map[string]any{
-			"instance_id": w.Instance, "dp_rank": w.Rank, "endpoint": w.Endpoint, "model_name": model, "routing_group": group,
-			"block_size": w.BlockSize, "engine": w.Engine,
-		}
-		if w.Replay != "" {
-			body["replay_endpoint"] = w.Replay
-		}
-		if w.Topic != "" {
-			body["topic"] = w.Topic
-		}
-		if w.Domain != "" {
-			body["labels"] = map[string]string{domainLabel: w.Domain}
-		}
-		if err := c.call(ctx, io.Discard, http.MethodPost, "/register", body); err != nil {
+	one := func(r registration) {
+		if err := c.call(ctx, io.Discard, http.MethodPost, r.path, r.body); err != nil {
 			mu.Lock()
 			defer mu.Unlock()
-			errs = append(errs, fmt.Errorf("%s rank %d: %w", w.Instance, w.Rank, err))
+			errs = append(errs, fmt.Errorf("%s: %w", r.what, err))
 		}
 	}
-	if len(workers) == 0 {
+	all := registrations(workers, model, group)
+	if len(all) == 0 {
 		return nil
 	}
-	one(workers[0]) // which fixes the block size
+	one(all[0]) // which fixes the block size
 	const atOnce = 16
-	next := make(chan engines.Described)
+	next := make(chan registration)
 	var tasks sync.WaitGroup
 	for range atOnce {
 		tasks.Go(func() {
-			for w := range next {
-				one(w)
+			for r := range next {
+				one(r)
 			}
 		})
 	}
-	for _, w := range workers[1:] {
-		next <- w
+	for _, r := range all[1:] {
+		next <- r
 	}
 	close(next)
 	tasks.Wait()

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -88,7 +89,7 @@ func TestMockServes(t *testing.T) {
 	addr := freeAddr(t)
 	mockURL := "http://" + addr
 	out, _ := begin(t, "mock", "--engines", "2", "--ranks", "2", "--port", "0", "--http", addr, "--rate", "0", "--register", "--server", url,
-		"--device-blocks", "256", "--host-blocks", "512", "--transfer", "10us", "--context", "4096", "--islands", "2", "--topic", "kv@%w", "--seed", "5")
+		"--device-blocks", "256", "--host-blocks", "512", "--transfer", "10us", "--context", "4096", "--topic", "kv@%w", "--seed", "5")
 	eventually(t, "the engines are registered", func() bool {
 		return strings.Count(out.String(), "\n") == 4 && len(digestsOf(t, url)) == 4
 	})
@@ -149,10 +150,31 @@ func TestMockRunsByItself(t *testing.T) {
 	})
 }
 
+// Engines on transfer islands: a request may require one, or the other.
+func TestMockIslands(t *testing.T) {
+	url := startServe(t)
+	out, _ := begin(t, "mock", "--engines", "4", "--ranks", "2", "--port", "0", "--rate", "0", "--islands", "2", "--topic", "kv", "--register", "--server", url)
+	eventually(t, "the engines are registered", func() bool {
+		return strings.Count(out.String(), "\n") == 8 && len(digestsOf(t, url)) == 8
+	})
+	for island, want := range map[string][]string{"island-0": {"mock-0", "mock-1"}, "island-1": {"mock-2", "mock-3"}} {
+		for range 8 {
+			var choice struct {
+				WorkerID string `json:"worker_id"`
+			}
+			post(t, url+"/select", map[string]any{"token_ids": make([]int, 64),
+				"routing_constraints": map[string]any{"required_taints": []string{"dynamo.topology/transfer=" + island}}}, &choice)
+			if !slices.Contains(want, choice.WorkerID) {
+				t.Errorf("%s: %q was chosen, want one of %v", island, choice.WorkerID, want)
+			}
+		}
+	}
+}
+
 func TestMockRefusesNonsense(t *testing.T) {
 	for _, args := range [][]string{
 		{"--fault", "rust=1s"}, {"--dialect", "klingon"}, {"--device-blocks", "10"}, {"--port", "65535"}, {"--http", "nowhere"},
-		{"--dialect", "vllm-array-0.8", "--host-blocks", "10"},
+		{"--dialect", "vllm-array-0.8", "--host-blocks", "10"}, {"--islands", "1", "--topic", "%w", "--ranks", "2"},
 	} {
 		_, err := command(t, append([]string{"mock", "--port", "0"}, args...)...)
 		errText(t, err)

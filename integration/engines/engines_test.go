@@ -168,7 +168,7 @@ func TestEventsTellAll(t *testing.T) {
 	for _, d := range []mock.Dialect{mock.VLLMMap, mock.VLLMArray23, mock.SGLangArray, mock.SGLangMap} {
 		t.Run(string(d), func(t *testing.T) {
 			t.Parallel()
-			f := start(t, Options{Engines: 2, Ranks: 2, Dialect: d, Topic: "kv@%w", Seed: 3, Islands: 2, Cache: cache.Options{
+			f := start(t, Options{Engines: 2, Ranks: 2, Dialect: d, Topic: "kv@%w", Seed: 3, Islands: 1, Cache: cache.Options{
 				Device: 400, Host: 600, Transfer: 20 * time.Microsecond, WriteThrough: d == mock.SGLangMap}})
 			var readers []*reader
 			for _, w := range f.Workers {

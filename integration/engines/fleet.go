@@ -28,7 +28,7 @@ type Options struct {
 	Topic   string       // of all workers; with %w in it, the worker's own name stands there
 	Ring    int          // batches that a replay socket has; 10,000
 	HWM     int          // messages that wait for a subscriber; 100,000
-	Islands int          // workers that share a transfer domain; 0: no domains
+	Islands int          // engines that share a transfer domain; 0: no domains
 	Domain  string       // name of the domains, before their number; island
 
 	Cache   cache.Options // of each rank, but for its seed
@@ -105,7 +105,7 @@ func New(o Options) (*Fleet, error) {
 			return nil, err
 		}
 		if o.Islands > 0 {
-			w.Domain = fmt.Sprintf("%s-%d", o.Domain, i/o.Islands)
+			w.Domain = fmt.Sprintf("%s-%d", o.Domain, i/o.Ranks/o.Islands)
 		}
 		f.Workers = append(f.Workers, w)
 		f.byName[key(instance, rank)] = w
