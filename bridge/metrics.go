@@ -61,11 +61,11 @@ func newMetrics(provider metric.MeterProvider) (*metrics, error) {
 	counter(&m.duplicates, "kvmesh.bridge.duplicates", "{batch}", "Engine batches that had been applied before.")
 	counter(&m.dropped, "kvmesh.bridge.dropped", "{item}", "Messages, events and parts of events that were dropped, by reason.")
 	counter(&m.gaps, "kvmesh.bridge.gaps", "{gap}", "Ranges of engine batches lost for good, by reason.")
-	counter(&m.lost, "kvmesh.bridge.batches.lost", "{batch}", "Engine batches lost for good, by reason.")
+	counter(&m.lost, "kvmesh.bridge.batches_lost", "{batch}", "Engine batches lost for good, by reason.")
 	counter(&m.restarts, "kvmesh.bridge.engine.restarts", "{restart}", "Engine restarts seen.")
 	counter(&m.replays, "kvmesh.bridge.replay.requests", "{request}", "Replay requests made to engines.")
 	counter(&m.records, "kvmesh.bridge.records", "{record}", "Records written to the log.")
-	counter(&m.bytes, "kvmesh.bridge.records.size", "By", "Size of the records written to the log.")
+	counter(&m.bytes, "kvmesh.bridge.records_size", "By", "Size of the records written to the log.")
 	counter(&m.checkpoints, "kvmesh.bridge.checkpoints", "{checkpoint}", "Checkpoints written to the log.")
 	var err error
 	m.latency, err = meter.Float64Histogram("kvmesh.bridge.publish.duration", metric.WithUnit("s"),

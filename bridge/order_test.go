@@ -118,7 +118,7 @@ func TestATrimmedRingIsAGap(t *testing.T) {
 		t.Errorf("gaps on record: %+v", s.Gaps)
 	}
 	r.await("the source is uncertain", func() bool { return r.status(a).Uncertain })
-	if n := e.count("kvmesh.bridge.batches.lost", event.ReasonTrimmed); n != int64(s.Gaps[0].To)+1 {
+	if n := e.count("kvmesh.bridge.batches_lost", event.ReasonTrimmed); n != int64(s.Gaps[0].To)+1 {
 		t.Errorf("%d batches lost by count", n)
 	}
 }

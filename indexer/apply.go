@@ -128,12 +128,19 @@ func (x *Indexer) op(w prefix.Writer, s *source, seq uint64) (blocks int) {
 	salt := event.Salt(op.Tier, op.Owner)
 	switch op.Kind {
 	case event.OpStored:
+		x.did.stored[op.Tier]++
 		s.digests[op.Tier].Add(w.Store(s.holder, op.Tier, salt, &op.Run))
 		return len(op.Locals)
 	case event.OpRemoved:
+		x.did.removed[op.Tier]++
 		s.digests[op.Tier].Sub(w.Remove(s.holder, op.Tier, salt, op.Seqs))
 		return len(op.Seqs)
 	case event.OpCleared:
+		for t := range event.Tier(event.Tiers) {
+			if op.Tiers.Has(t) {
+				x.did.cleared[t]++
+			}
+		}
 		x.clear(w, s, op.Tiers)
 	case event.OpReset:
 		x.clear(w, s, event.AllTiers)

@@ -88,7 +88,7 @@ func TestDivergenceHeals(t *testing.T) {
 			if n := x.counter("kvmesh.indexer.divergences"); n != 1 {
 				t.Errorf("%d divergences", n)
 			}
-			if n := x.counter("kvmesh.indexer.sources.diverged"); n != 1 {
+			if n := x.counter("kvmesh.indexer.sources_diverged"); n != 1 {
 				t.Errorf("%d sources diverged", n)
 			}
 			if before := event.ParseCheckpointRequest(w.request(requests).Data); before <= seq {
@@ -107,7 +107,7 @@ func TestDivergenceHeals(t *testing.T) {
 				t.Errorf("after a checkpoint: %+v", info)
 			}
 			x.agrees(stateOf(sick, well))
-			if n := x.counter("kvmesh.indexer.sources.diverged"); n != 0 {
+			if n := x.counter("kvmesh.indexer.sources_diverged"); n != 0 {
 				t.Errorf("%d sources diverged after a checkpoint", n)
 			}
 			seq = w.fill(rng, sick, 20)

@@ -120,6 +120,7 @@ type Indexer struct {
 	// mu is the reader's, and of whoever reads or changes more than queries do.
 	mu      sync.RWMutex
 	sources map[event.Source]*source
+	did     applied
 	waiters map[*waiter]struct{}
 	absent  map[event.Source]time.Time // workers without records, since when
 	gone    map[event.Source]bool      // workers that were registered, and are no longer

@@ -44,14 +44,18 @@ func newMetrics(provider metric.MeterProvider, x *Indexer) (*metrics, error) {
 	counter(&m.passed, "kvmesh.indexer.records.passed", "{record}", "Records of partitions that are served elsewhere.")
 	position := gauge("kvmesh.indexer.log.seq", "{record}", "Log sequence that answers are true for.")
 	lag := gauge("kvmesh.indexer.log.lag", "{record}", "Records of the log that have not been read.")
-	ready := gauge("kvmesh.indexer.ready", "1", "1 if answers are true, else 0.")
+	ready := gauge("kvmesh.indexer.ready", "", "1 if answers are true, else 0.")
 	sources := gauge("kvmesh.indexer.sources", "{source}", "Sources known from the log.")
-	elsewhere := gauge("kvmesh.indexer.sources.elsewhere", "{source}", "Sources known from the log whose partitions are served elsewhere.")
-	uncertain := gauge("kvmesh.indexer.sources.uncertain", "{source}", "Sources with lost batches.")
-	diverged := gauge("kvmesh.indexer.sources.diverged", "{source}", "Sources whose state differs from their bridge's.")
+	elsewhere := gauge("kvmesh.indexer.sources_elsewhere", "{source}", "Sources known from the log whose partitions are served elsewhere.")
+	uncertain := gauge("kvmesh.indexer.sources_uncertain", "{source}", "Sources with lost batches.")
+	diverged := gauge("kvmesh.indexer.sources_diverged", "{source}", "Sources whose state differs from their bridge's.")
 	blocks := gauge("kvmesh.indexer.blocks", "{block}", "Blocks that sources hold, by tier.")
-	unique := gauge("kvmesh.indexer.blocks.unique", "{block}", "Different blocks in all indexes.")
+	unique := gauge("kvmesh.indexer.blocks_unique", "{block}", "Different blocks in all indexes.")
 	memory := gauge("kvmesh.indexer.memory", "By", "Memory of all indexes, about.")
+	partitions := gauge("kvmesh.indexer.partitions", "{partition}", "Models and routing groups that have workers.")
+	workers := gauge("kvmesh.indexer.workers", "{worker}", "Workers that are registered, with all their ranks as one.")
+	operations, err := meter.Int64ObservableCounter("kvmesh.indexer.operations", metric.WithUnit("{operation}"), metric.WithDescription("Operations of records that were applied, by what they do and tier."))
+	errs = append(errs, err)
 	reg, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		o.ObserveInt64(position, int64(x.Position()))
 		o.ObserveInt64(lag, int64(x.Lag()))
@@ -70,8 +74,15 @@ func newMetrics(provider metric.MeterProvider, x *Indexer) (*metrics, error) {
 		for name, n := range c.blocks {
 			o.ObserveInt64(blocks, n, metric.WithAttributes(attribute.String("tier", name)))
 		}
+		o.ObserveInt64(partitions, c.partitions)
+		o.ObserveInt64(workers, c.workers)
+		for t := range event.Tier(event.Tiers) {
+			for what, n := range map[string]int64{"stored": c.applied.stored[t], "removed": c.applied.removed[t], "cleared": c.applied.cleared[t]} {
+				o.ObserveInt64(operations, n, metric.WithAttributes(attribute.String("operation", what), attribute.String("tier", t.String())))
+			}
+		}
 		return nil
-	}, position, lag, ready, sources, elsewhere, uncertain, diverged, blocks, unique, memory)
+	}, position, lag, ready, sources, elsewhere, uncertain, diverged, blocks, unique, memory, partitions, workers, operations)
 	m.gauges = reg
 	return m, errors.Join(append(errs, err)...)
 }
@@ -85,13 +96,18 @@ func (m *metrics) close() {
 // census is what the gauges of blocks and sources show.
 type census struct {
 	sources, elsewhere, uncertain, diverged, unique, bytes int64
+	partitions, workers                                    int64
 	blocks                                                 map[string]int64
+	applied                                                applied
 }
+
+// applied is how many operations were applied, by tier.
+type applied struct{ stored, removed, cleared [event.Tiers]int64 }
 
 func (x *Indexer) census() census {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	c := census{blocks: map[string]int64{}}
+	c := census{blocks: map[string]int64{}, applied: x.did}
 	for t := range event.Tier(event.Tiers) {
 		c.blocks[t.String()] = 0 // there from the beginning
 	}
@@ -112,6 +128,10 @@ func (x *Indexer) census() census {
 		}
 	}
 	for _, p := range *x.now().partitions.Load() {
+		if p.open.Load() {
+			c.partitions++
+		}
+		c.workers += int64(len(p.instances))
 		st := p.index.Stats()
 		c.unique += int64(st.Blocks)
 		c.bytes += int64(st.Bytes)

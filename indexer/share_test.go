@@ -85,7 +85,7 @@ func TestShare(t *testing.T) {
 		held += int64(len(blocks))
 	}
 	for name, want := range map[string]int64{
-		"kvmesh.indexer.blocks": held, "kvmesh.indexer.sources": 1, "kvmesh.indexer.sources.elsewhere": 1, "kvmesh.indexer.records.passed": 20, "kvmesh.indexer.records.bad": 0,
+		"kvmesh.indexer.blocks": held, "kvmesh.indexer.sources": 1, "kvmesh.indexer.sources_elsewhere": 1, "kvmesh.indexer.records.passed": 20, "kvmesh.indexer.records.bad": 0,
 	} {
 		if got := x.counter(name); got != want {
 			t.Errorf("%s is %d, want %d", name, got, want)

@@ -306,7 +306,7 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 		return err
 	}
 	start(&rest, late, peers.Run)
-	web, err := n.web(log, nc, index, choose, catalog, peers, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	web, err := n.web(log, nc, index, choose, catalog, peers, promhttp.HandlerFor(telemetry.Aliases(registry), promhttp.HandlerOpts{}))
 	if err != nil {
 		return err
 	}
@@ -383,6 +383,9 @@ func (n *node) web(log *slog.Logger, nc *nats.Conn, index *indexer.Indexer, choo
 	cfg := api.Default()
 	cfg.Token, cfg.Tracer = n.http.token, n.tel.Tracer
 	front := api.New(cfg, index, catalog, fleet, metrics, log)
+	if err := n.measureListeners(front); err != nil {
+		return nil, err
+	}
 	front.ShowPeers(func() any { return peers.List() })
 	if !n.index.Share.Whole() {
 		front.Forward(api.NewElsewhere(nc, index, cfg))

@@ -5,8 +5,11 @@ import (
 	"log/slog"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvmesh/kvmesh/cmd/kvmesh/telemetry"
+	"github.com/kvmesh/kvmesh/indexer/api"
 )
 
 // startTelemetry sets up what the process tells of itself, and returns the logger
@@ -22,4 +25,18 @@ func (n *node) startTelemetry(ctx context.Context, registry *prometheus.Registry
 		log = telemetry.Logger(log)
 	}
 	return log, err
+}
+
+// measureListeners has the process measure in which states the listeners of all
+// registered workers are.
+func (n *node) measureListeners(front *api.Server) error {
+	_, err := n.tel.Meter.Meter("github.com/kvmesh/kvmesh/cmd/kvmesh").Int64ObservableGauge("kvmesh.fleet.listeners",
+		metric.WithUnit("{listener}"), metric.WithDescription("Listeners of the registered workers, one a rank, by state."),
+		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+			for state, count := range front.Listeners() {
+				o.Observe(int64(count), metric.WithAttributes(attribute.String("state", state)))
+			}
+			return nil
+		}))
+	return err
 }

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"net"
 	"net/http"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -61,7 +63,7 @@ func TestOneTrace(t *testing.T) {
 	}
 	t.Cleanup(e.Stop)
 	late := "OTEL_BSP_SCHEDULE_DELAY=3600000"
-	bridge := spawnKvmesh(t, []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + c.grpc, "OTEL_EXPORTER_OTLP_PROTOCOL=grpc", late},
+	bridge := spawnKvmesh(t, []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + c.grpc, "OTEL_EXPORTER_OTLP_PROTOCOL=grpc", "OTEL_METRICS_EXPORTER=otlp", "OTEL_METRIC_EXPORT_INTERVAL=100", late},
 		"bridge", "--nats", url, "--worker", "w="+e.Addr()+",replay="+e.ReplayAddr(), "--model", "m", "--block-size", "4")
 	index := spawnKvmesh(t, []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + c.http, "OTEL_METRICS_EXPORTER=otlp,prometheus", "OTEL_METRIC_EXPORT_INTERVAL=100",
 		"OTEL_SERVICE_NAME=the-index", late}, "indexer", "--nats", url, "--http", "127.0.0.1:0", "--log-level", "debug")
@@ -105,13 +107,15 @@ func TestOneTrace(t *testing.T) {
 	eventually(t, "metrics have come over OTLP", func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return c.metrics["kvmesh.indexer.log.seq"] != nil && c.metrics["http.server.request.duration"] != nil
+		return c.metrics["kvmesh.indexer.log.seq"] != nil && c.metrics["http.server.request.duration"] != nil && c.metrics["kvmesh.bridge.records"] != nil
 	})
 	if len(c.named("receive batch")) > 0 {
 		t.Error("a span has come before its process ended")
 	}
+	checkAliases(t, index.url)
 	bridge.stop(t)
 	index.stop(t)
+	c.checkMetrics(t)
 	c.checkBatch(t)
 	c.checkAsked(t)
 	if logs := index.logs.String(); !strings.Contains(logs, "trace_id="+routerTrace) {
@@ -205,6 +209,82 @@ func (c *collector) checkAsked(t *testing.T) {
 			t.Errorf("%d spans %s below %s of the router's trace, want 1", found, want.inner, want.server)
 		}
 	}
+}
+
+// checkMetrics checks the names and units of what has come, by OpenTelemetry's
+// conventions: dotted names of which none is the namespace of another, and units that say
+// what is counted.
+func (c *collector) checkMetrics(t *testing.T) {
+	t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	name := regexp.MustCompile(`^(kvmesh|http)(\.[a-z]+(_[a-z]+)*)+$`)
+	for n, m := range c.metrics {
+		if !name.MatchString(n) || m.Description == "" || strings.HasSuffix(n, ".total") || strings.HasSuffix(n, ".seconds") {
+			t.Errorf("metric %q, %q", n, m.Description)
+		}
+		for other := range c.metrics {
+			if strings.HasPrefix(other, n+".") {
+				t.Errorf("metric %s is the namespace of %s", n, other)
+			}
+		}
+		switch {
+		case strings.HasPrefix(m.Unit, "{") && strings.HasSuffix(m.Unit, "}"), m.Unit == "s", m.Unit == "By":
+		case m.Unit == "" && (n == "kvmesh.indexer.ready" || n == "kvmesh.load.joined"): // true or false
+		default:
+			t.Errorf("metric %s has the unit %q", n, m.Unit)
+		}
+	}
+	if len(c.metrics) < 30 {
+		t.Errorf("only %d metrics have come", len(c.metrics))
+	}
+}
+
+// checkAliases checks the metrics that dashboards of Dynamo's indexer know, against
+// what has happened.
+func checkAliases(t *testing.T, url string) {
+	t.Helper()
+	var values map[string]float64
+	eventually(t, "the index knows that a bridge reads", func() bool {
+		values = scrape(t, url)
+		return values[`dynamo_kvindexer_listeners{status="active"}`] == 1
+	})
+	for name, want := range map[string]float64{
+		`dynamo_kvindexer_models`:                                                                                                    1,
+		`dynamo_kvindexer_workers`:                                                                                                   1,
+		`dynamo_kvindexer_listeners{status="failed"}`:                                                                                0,
+		`dynamo_kvrouter_kv_cache_events_applied{event_type="stored",status="ok"}`:                                                   1,
+		`dynamo_kvrouter_kv_cache_events_applied{event_type="removed",status="ok"}`:                                                  0,
+		`dynamo_kvindexer_errors_total{endpoint="/query",status_class="5xx"}`:                                                        1,
+		`kvmesh_indexer_operations_total{operation="stored",tier="device"}`:                                                          1,
+		`http_server_request_duration_seconds_count{http_request_method="POST",http_response_status_code="503",http_route="/query"}`: 1,
+	} {
+		if got, ok := values[name]; !ok || got != want {
+			t.Errorf("%s is %v (there: %v), want %v", name, got, ok, want)
+		}
+	}
+	requests := values[`dynamo_kvindexer_requests_total{endpoint="/query",method="POST"}`]
+	count := values[`dynamo_kvindexer_request_duration_seconds_count{endpoint="/query"}`]
+	all := values[`dynamo_kvindexer_request_duration_seconds_bucket{endpoint="/query",le="+Inf"}`]
+	if requests < 3 || count != requests || all != requests {
+		t.Errorf("%v requests, %v and %v in the histogram", requests, count, all)
+	}
+}
+
+// scrape returns the metrics of a process.
+func scrape(t *testing.T, url string) map[string]float64 {
+	t.Helper()
+	out := map[string]float64{}
+	for line := range strings.Lines(string(mustAsk(t, http.MethodGet, url+"/metrics", nil))) {
+		name, value, ok := strings.Cut(strings.TrimSpace(line), "} ")
+		if name += "}"; !ok {
+			name, value, ok = strings.Cut(strings.TrimSpace(line), " ")
+		}
+		if v, err := strconv.ParseFloat(value, 64); ok && err == nil && line[0] != '#' {
+			out[name] = v
+		}
+	}
+	return out
 }
 
 // TestACollectorThatNeverAnswers has kvmesh end all the same, and say what it lost.

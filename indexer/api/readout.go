@@ -84,6 +84,19 @@ func (s *Server) workers(r *http.Request) (int, any, error) {
 	return http.StatusOK, out, nil
 }
 
+// Listeners returns how many listeners of registered workers are in which state.
+func (s *Server) Listeners() map[string]int {
+	out := map[string]int{event.StatePending: 0, event.StateActive: 0, event.StateCatchingUp: 0, event.StateFailed: 0}
+	for _, w := range s.index.Workers() {
+		state := event.StatePending // nobody reads it
+		if _, st, ok := s.fleet.Listener(w.Source); ok {
+			state = st.State
+		}
+		out[state]++
+	}
+	return out
+}
+
 // worse returns the state that an operator should see of two.
 func worse(a, b string) string {
 	for _, st := range []string{event.StateFailed, event.StatePending, event.StateCatchingUp} {

@@ -133,7 +133,20 @@ func TestSelectionOverHTTP(t *testing.T) {
 		same(t, "potential_prefill_tokens", l.(object)["potential_prefill_tokens"], want)
 		same(t, "potential_decode_blocks", l.(object)["potential_decode_blocks"], 6)
 	}
-	// What a request may ask for.
+	n.choices(body)
+	n.must(400, "POST", "/select", "")
+	n.must(400, "POST", "/select", "[]")
+	n.must(400, "POST", "/select", `{"token_ids":[1,2,3`)
+	n.must(400, "POST", "/select", `{"token_ids":[1,2,3],"model_name":"m"`)
+	n.must(413, "POST", "/select", `{"x":"`+strings.Repeat("x", 9<<20)+`"}`)
+	n.must(400, "POST", "/select_and_reserve", object{"model_name": "m", "token_ids": tokens(4), "advisory": true})
+	idle(t, n)
+}
+
+// choices asks for all that a request may ask for, beside a body.
+func (n *node) choices(body object) {
+	t := n.t
+	t.Helper()
 	for _, c := range []struct {
 		more object
 		want any // worker, or status
@@ -176,13 +189,6 @@ func TestSelectionOverHTTP(t *testing.T) {
 			t.Errorf("%v: %d, %v, want worker %v", c.more, status, reply, c.want)
 		}
 	}
-	n.must(400, "POST", "/select", "")
-	n.must(400, "POST", "/select", "[]")
-	n.must(400, "POST", "/select", `{"token_ids":[1,2,3`)
-	n.must(400, "POST", "/select", `{"token_ids":[1,2,3],"model_name":"m"`)
-	n.must(413, "POST", "/select", `{"x":"`+strings.Repeat("x", 9<<20)+`"}`)
-	n.must(400, "POST", "/select_and_reserve", object{"model_name": "m", "token_ids": tokens(4), "advisory": true})
-	idle(t, n)
 }
 
 func TestReservationsOnThreeReplicas(t *testing.T) {
@@ -251,22 +257,28 @@ func TestReservationsOnThreeReplicas(t *testing.T) {
 			for _, x := range n {
 				eventually(t, "the replica is idle", func() bool { sum, _, _ := x.selector.Load().Total(); return sum == load.Load{} })
 			}
-			explicit := object{"model_name": "m", "selection_id": "e", "worker_id": 3, "sequence_hashes": []int{1, 2, 3}, "isl_tokens": 14, "effective_prefill_tokens": 5}
-			n[0].must(201, "POST", "/reservations", explicit)
-			if l := n[0].selector.Load().Of(event.Source{Model: "m", Group: "default", Instance: "3"}); l != (load.Load{Prefill: 5, Blocks: 4 * load.Unit, Requests: 1}) {
-				t.Errorf("load of an explicit reservation: %+v", l)
-			}
-			n[0].must(409, "POST", "/reservations", explicit)
-			explicit["selection_id"], explicit["worker_id"] = "f", 9
-			n[0].must(404, "POST", "/reservations", explicit)
-			explicit["worker_id"], explicit["effective_prefill_tokens"] = 3, 15
-			n[0].must(400, "POST", "/reservations", explicit)
-			n[0].must(400, "POST", "/reservations", object{"model_name": "m", "worker_id": 3, "token_ids": tokens(4)})
-			n[0].must(400, "POST", "/reservations", object{"model_name": "m", "selection_id": "g", "worker_id": 3})
-			n[1].must(200, "DELETE", "/reservations/e", nil)
+			explicitly(t, n)
 			idle(t, n...)
 		})
 	}
+}
+
+// explicitly books on a worker that is given.
+func explicitly(t *testing.T, n []*node) {
+	t.Helper()
+	explicit := object{"model_name": "m", "selection_id": "e", "worker_id": 3, "sequence_hashes": []int{1, 2, 3}, "isl_tokens": 14, "effective_prefill_tokens": 5}
+	n[0].must(201, "POST", "/reservations", explicit)
+	if l := n[0].selector.Load().Of(event.Source{Model: "m", Group: "default", Instance: "3"}); l != (load.Load{Prefill: 5, Blocks: 4 * load.Unit, Requests: 1}) {
+		t.Errorf("load of an explicit reservation: %+v", l)
+	}
+	n[0].must(409, "POST", "/reservations", explicit)
+	explicit["selection_id"], explicit["worker_id"] = "f", 9
+	n[0].must(404, "POST", "/reservations", explicit)
+	explicit["worker_id"], explicit["effective_prefill_tokens"] = 3, 15
+	n[0].must(400, "POST", "/reservations", explicit)
+	n[0].must(400, "POST", "/reservations", object{"model_name": "m", "worker_id": 3, "token_ids": tokens(4)})
+	n[0].must(400, "POST", "/reservations", object{"model_name": "m", "selection_id": "g", "worker_id": 3})
+	n[1].must(200, "DELETE", "/reservations/e", nil)
 }
 
 func TestQueueOverHTTP(t *testing.T) {
