@@ -198,9 +198,9 @@ func (r *recall) op(state *residency.State) error {
 	r.retired = false
 	switch op.Kind {
 	case event.OpReset:
+		r.damaged = nil // whatever is missing before, as after a purge
 		if op.Reason != event.ReasonGap {
 			p.gaps, p.lost, p.publisher = 0, 0, nil
-			r.damaged = nil
 		}
 	case event.OpGap:
 		p.gaps++

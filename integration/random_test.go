@@ -82,6 +82,9 @@ func runSeed(t *testing.T, seed uint64) {
 	if err == nil {
 		err = s.play()
 	}
+	if err == nil && log.alarm != "" {
+		err = errors.New(log.alarm)
+	}
 	records := ""
 	if err != nil && s.mesh != nil {
 		records = s.mesh.listing()
@@ -672,16 +675,21 @@ func digests(s *model.Source) event.Digests {
 	return out
 }
 
-// lastLines keeps the end of a log.
+// lastLines keeps the end of a log, and the first line that must not be there: a
+// bridge that can't read back what another has written.
 type lastLines struct {
-	mu  sync.Mutex
-	buf []byte
+	mu    sync.Mutex
+	buf   []byte
+	alarm string
 }
 
 func (l *lastLines) Write(p []byte) (int, error) {
 	const most = 64 << 10
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.alarm == "" && bytes.Contains(p, []byte("can't be read back")) {
+		l.alarm = string(p)
+	}
 	if l.buf = append(l.buf, p...); len(l.buf) > 2*most {
 		l.buf = append(l.buf[:0], l.buf[len(l.buf)-most:]...)
 	}
