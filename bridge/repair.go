@@ -84,6 +84,7 @@ type request struct {
 	overlap bool // the batch at start was applied: it must come as it was
 	verify  bool // live batches wait for that
 	census  bool // only to see what the engine has
+	again   bool // it was made a second time, without the overlap
 
 	got      int
 	first    uint64 // number of the first batch that came
@@ -106,10 +107,8 @@ func (l *listener) repairLoop() {
 		}
 		// Each request asks for the batch that was applied last, too: it tells
 		// whether the engine is still the same, which may have started again
-		// unheard, and a trimmed ring from a batch that is absent. The second
-		// attempt does not: an answer may have room for one batch only.
-		overlap := l.next > 0 && (l.verify || l.repair.attempts != 1)
-		q := request{conn: l.conn, incarnation: l.incarnation, start: l.next, overlap: overlap, verify: l.verify, census: census}
+		// unheard, and a trimmed ring from a batch that is absent.
+		q := request{conn: l.conn, incarnation: l.incarnation, start: l.next, overlap: l.next > 0, verify: l.verify, census: census}
 		switch {
 		case q.census:
 			q.start, q.overlap = 0, false
@@ -181,8 +180,14 @@ func (l *listener) replay(q *request) error {
 		}
 		seq, payload := binary.BigEndian.Uint64(frames[len(frames)-2]), frames[len(frames)-1]
 		if seq == endMarker {
-			q.end = true
-			return nil
+			if !l.askOn(q, start[:]) {
+				q.end = true
+				return nil
+			}
+			if err := conn.Send(nil, start[:]); err != nil {
+				return err
+			}
+			continue
 		}
 		if !l.waitForRoom(0) {
 			return l.ctx.Err()
@@ -199,6 +204,21 @@ func (l *listener) replay(q *request) error {
 // maxAhead is how far a replay may be ahead of the live batches. What is further
 // away is no number that the engine has come to meanwhile.
 const maxAhead = 1 << 20
+
+// askOn tells whether the engine has answered with the overlap alone, though more
+// is missing: an answer may have room for one batch only. Then it is asked, once,
+// for what comes next, over the same connection, which leads to the same process;
+// start becomes the number.
+func (l *listener) askOn(q *request, start []byte) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if q.again || !q.overlap || q.got == 0 || q.first != q.start || q.highest != q.start || !l.hole() || l.verify {
+		return false
+	}
+	q.again = true
+	binary.BigEndian.PutUint64(start, l.next)
+	return true
+}
 
 // replayed takes in one batch of a replay, and tells whether the request has
 // brought all that it was made for.
