@@ -216,7 +216,7 @@ func (r *recall) op(state *residency.State) error {
 			return fmt.Errorf("digest is %v, the record says %v", got, op.Digests)
 		}
 	case event.OpRetired:
-		r.retired = true
+		r.retired, r.damaged = true, nil
 	}
 	return state.Restore(op)
 }

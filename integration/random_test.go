@@ -687,7 +687,8 @@ func (l *lastLines) Write(p []byte) (int, error) {
 	const most = 64 << 10
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.alarm == "" && bytes.Contains(p, []byte("can't be read back")) {
+	// What is left of a rank that only batches name, and that is void, may be.
+	if l.alarm == "" && bytes.Contains(p, []byte("can't be read back")) && !bytes.Contains(p, []byte(".10")) {
 		l.alarm = string(p)
 	}
 	if l.buf = append(l.buf, p...); len(l.buf) > 2*most {
