@@ -13,6 +13,8 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"go.uber.org/goleak"
 
 	"github.com/kvmesh/kvmesh/bridge"
@@ -157,6 +159,7 @@ type member struct {
 	f      *fleet
 	nc     *nats.Conn
 	leases *replica.Leases
+	meter  *metric.ManualReader
 	// drain ends it as a signal would, kill as a crash would.
 	drain, kill func()
 }
@@ -178,9 +181,9 @@ func (f *fleet) member(id string, change func(*replica.LeaseConfig)) *member {
 	if change != nil {
 		change(&lc)
 	}
-	m := &member{f: f, nc: nc}
+	m := &member{f: f, nc: nc, meter: metric.NewManualReader()}
 	var catalog *replica.Catalog
-	m.leases, err = replica.NewLeases(js, edge, lc, replica.LeaseOptions{Logger: log, Refresh: func(ctx context.Context, s event.Source) error { return catalog.Refresh(ctx, s) }})
+	m.leases, err = replica.NewLeases(js, edge, lc, replica.LeaseOptions{Logger: log, Meter: metric.NewMeterProvider(metric.WithReader(m.meter)), Refresh: func(ctx context.Context, s event.Source) error { return catalog.Refresh(ctx, s) }})
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -360,4 +363,32 @@ func (f *fleet) retirements() map[event.Source]int {
 		}
 	}
 	return out
+}
+
+// count returns the sum of a metric of a member.
+func (m *member) count(name string) (sum int64) {
+	m.f.t.Helper()
+	var all metricdata.ResourceMetrics
+	if err := m.meter.Collect(m.f.ctx, &all); err != nil {
+		m.f.t.Fatal(err)
+	}
+	for _, scope := range all.ScopeMetrics {
+		for _, v := range scope.Metrics {
+			switch data := v.Data.(type) {
+			case metricdata.Sum[int64]:
+				for _, p := range data.DataPoints {
+					if v.Name == name {
+						sum += p.Value
+					}
+				}
+			case metricdata.Gauge[int64]:
+				for _, p := range data.DataPoints {
+					if v.Name == name {
+						sum += p.Value
+					}
+				}
+			}
+		}
+	}
+	return sum
 }

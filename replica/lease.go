@@ -12,6 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nuid"
+	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvmesh/kvmesh/indexer/event"
 )
@@ -113,6 +114,7 @@ type Leases struct {
 	edge    Edge
 	log     *slog.Logger
 	refresh func(context.Context, event.Source) error
+	metrics *leaseMetrics
 	nonce   string // sets this life apart from others under the same name
 	wake    chan struct{}
 	slots   chan struct{} // one token a task
@@ -184,9 +186,10 @@ const (
 )
 
 // LeaseOptions are what Leases takes from its surroundings. The zero options log
-// nothing.
+// and measure nothing.
 type LeaseOptions struct {
 	Logger *slog.Logger
+	Meter  metric.MeterProvider
 	// Refresh, if not nil, is called now and then for a source of this bridge
 	// whose worker is registered for a time only, if its engine was heard.
 	Refresh func(context.Context, event.Source) error
@@ -200,7 +203,7 @@ func NewLeases(js jetstream.JetStream, edge Edge, cfg LeaseConfig, opts LeaseOpt
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Leases{
+	l := &Leases{
 		cfg: cfg,
 		bucket: bucket{js: js, log: opts.Logger, config: jetstream.KeyValueConfig{
 			Bucket:         cfg.Bucket,
@@ -222,13 +225,20 @@ func NewLeases(js jetstream.JetStream, edge Edge, cfg LeaseConfig, opts LeaseOpt
 		claims:   map[event.Source]claim{},
 		parts:    map[event.Source]*part{},
 		renewed:  map[event.Source]time.Time{},
-	}, nil
+	}
+	m, err := newLeaseMetrics(opts.Meter, l)
+	if err != nil {
+		return nil, err
+	}
+	l.metrics = m
+	return l, nil
 }
 
 // Run claims sources until ctx ends. Then it waits until other bridges have taken
 // them over, if there are any, for no longer than the drain timeout. What is left
 // after that is for the caller to stop; Close tells the others.
 func (l *Leases) Run(ctx context.Context) error {
+	defer l.metrics.gauges.Unregister()
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	l.mu.Lock()
 	l.ctx = life

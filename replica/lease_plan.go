@@ -135,7 +135,9 @@ func (l *Leases) hold(s event.Source, w event.Worker, p *part, c claim, now time
 		l.mu.Lock()
 		p.doing = nothing
 		l.mu.Unlock()
-		l.set(ctx, s, claim{Holder: c.Successor, revision: c.revision})
+		if l.set(ctx, s, claim{Holder: c.Successor, revision: c.revision}) {
+			l.metrics.handovers.Add(ctx, 1)
+		}
 	})
 }
 
@@ -145,6 +147,7 @@ func (l *Leases) succeed(s event.Source, w event.Worker, p *part, c claim, targe
 	switch {
 	case p.doing == writing: // it was taken: this bridge counted as dead, or gave it away
 		l.log.Warn("another bridge has taken this worker over", "source", s.Key(), "by", c.Holder)
+		l.metrics.yields.Add(l.ctx, 1)
 		l.leave(s, p)
 	case c.Successor == me && (target != me || l.draining):
 		l.leave(s, p)
@@ -185,7 +188,11 @@ func (l *Leases) take(s event.Source, p *part, c claim) {
 	if c.Holder != "" {
 		l.log.Info("taking a worker over", "source", s.Key(), "from", c.Holder)
 	}
-	l.task(p, func(ctx context.Context) { l.set(ctx, s, claim{Holder: l.cfg.ID, revision: c.revision}) })
+	l.task(p, func(ctx context.Context) {
+		if l.set(ctx, s, claim{Holder: l.cfg.ID, revision: c.revision}) && c.Holder != "" {
+			l.metrics.takeovers.Add(ctx, 1)
+		}
+	})
 }
 
 // leave stops what the edge does with a source.

@@ -26,6 +26,12 @@ func TestBridgesComeAndGo(t *testing.T) {
 	f.holds(map[*member]int{a: 6, b: 6})
 	c := f.member("c", nil)
 	f.holds(map[*member]int{a: 4, b: 4, c: 4})
+	if n := a.count("kvmesh.bridge.handovers"); n < 8 {
+		t.Errorf("a has handed over %d workers, want at least 6 to b and 2 to c", n)
+	}
+	if held, alive := c.count("kvmesh.bridge.workers"), c.count("kvmesh.bridge.sessions"); held != 4 || alive != 3 {
+		t.Errorf("c counts %d workers of its own and %d bridges", held, alive)
+	}
 	a.drain()
 	f.holds(map[*member]int{b: 6, c: 6})
 	c.drain()
@@ -46,6 +52,9 @@ func TestBridgeDies(t *testing.T) {
 	stop := f.keepPublishing()
 	a.kill()
 	f.holds(map[*member]int{b: 6})
+	if n := b.count("kvmesh.bridge.takeovers"); n < 3 {
+		t.Errorf("b has taken over %d workers, want at least 3", n)
+	}
 	a = f.member("a2", nil)
 	f.holds(map[*member]int{a: 3, b: 3})
 	b.kill()

@@ -260,7 +260,7 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 			return err
 		}
 		refresh := func(ctx context.Context, s event.Source) error { return catalog.Refresh(ctx, s) }
-		if leases, err = replica.NewLeases(js, edge, n.leases, replica.LeaseOptions{Logger: log, Refresh: refresh}); err != nil {
+		if leases, err = replica.NewLeases(js, edge, n.leases, replica.LeaseOptions{Logger: log, Meter: meter, Refresh: refresh}); err != nil {
 			return err
 		}
 		observers = append(observers, leases)
