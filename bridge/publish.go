@@ -26,6 +26,7 @@ var (
 // JetStream API error codes that mean something here.
 const (
 	codeWrongLastSeq   = 10071
+	codeInProcess      = 10164 // the servers of a replicated stream are still at an earlier message of the subject
 	codeMsgNotFound    = 10037
 	codeStreamNotFound = 10059
 )

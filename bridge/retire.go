@@ -64,7 +64,7 @@ func (b *Bridge) retire(ctx context.Context, source event.Source) error {
 			jetstream.WithRetryAttempts(0))
 		done()
 		var api *jetstream.APIError
-		if err == nil || !errors.As(err, &api) || api.ErrorCode != codeWrongLastSeq {
+		if err == nil || !errors.As(err, &api) || api.ErrorCode != codeWrongLastSeq && api.ErrorCode != codeInProcess {
 			return err
 		}
 		// Somebody wrote meanwhile: look again.
