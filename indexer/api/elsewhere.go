@@ -73,6 +73,9 @@ func (e *Elsewhere) Applied(name event.Partition) (a indexer.Applied, ok bool) {
 	return e.index.Applied(name)
 }
 
+// Lag returns how many records of the log this index has not read yet.
+func (e *Elsewhere) Lag() uint64 { return e.index.Lag() }
+
 // askAgain is the wait before those who serve a partition, and are not ready, are
 // asked again: another one may be.
 const askAgain = 50 * time.Millisecond

@@ -14,9 +14,16 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/kvmesh/kvmesh/indexer"
 	"github.com/kvmesh/kvmesh/indexer/api"
 	"github.com/kvmesh/kvmesh/indexer/event"
 )
+
+// What stands where an index is asked knows what spans of selections say.
+var _ interface {
+	Lag() uint64
+	Applied(event.Partition) (indexer.Applied, bool)
+} = (*api.Elsewhere)(nil)
 
 // TestQueriesAreTraced asks over HTTP, below a span in the request's context, and
 // over NATS, below one in the request's headers: each prompt has a span that

@@ -19,6 +19,8 @@ type tracedIndex interface {
 	Applied(name event.Partition) (indexer.Applied, bool)
 }
 
+var _ tracedIndex = (*indexer.Indexer)(nil)
+
 // newTracer returns the tracer of a Selector; nil: nothing is traced.
 func newTracer(provider trace.TracerProvider) trace.Tracer {
 	if _, off := provider.(noop.TracerProvider); off || provider == nil {
