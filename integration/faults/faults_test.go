@@ -121,6 +121,10 @@ func faults() []fault {
 			d.purge()
 			return func() {}
 		}},
+		{"catalog and leases are deleted", func(d *deployment) func() {
+			d.deleteBuckets()
+			return func() {}
+		}},
 	}
 }
 
@@ -149,6 +153,23 @@ func (d *deployment) purge() {
 	d.history.mu.Lock()
 	d.history.purged = append(d.history.purged, last)
 	d.history.mu.Unlock()
+}
+
+// deleteBuckets takes away what bridges have agreed on, and who is registered:
+// each says again what it knows.
+func (d *deployment) deleteBuckets() {
+	js, done, err := d.js()
+	if err != nil {
+		return
+	}
+	defer done()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	for _, name := range []string{"KVMESH_LEASES", "KVMESH_WORKERS"} {
+		if err := js.DeleteKeyValue(ctx, name); err != nil {
+			d.t.Logf("%s not deleted: %v", name, err)
+		}
+	}
 }
 
 // TestFaults runs random schedules of faults.
