@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/kvmesh/kvmesh/indexer/event"
 )
 
 func digestCommand() *cobra.Command {
@@ -29,7 +31,7 @@ func digestCommand() *cobra.Command {
 		return c.compareDigests(cmd.Context(), cmd.OutOrStdout(), servers, patience)
 	})
 	cmd.Example = "  kvmesh digest --compare http://indexer-0:8090,http://indexer-1:8090"
-	cmd.Flags().StringVar(&compare, "compare", "", "URLs of indexers, separated by commas: each worker is compared when all have it at one log sequence; what differs is an error")
+	cmd.Flags().StringVar(&compare, "compare", "", "URLs of indexers, separated by commas: each worker is compared when all who serve its model have it at one log sequence; what differs is an error")
 	cmd.Flags().DurationVar(&patience, "patience", 10*time.Second, "how long --compare waits for the indexers to have each worker at one log sequence")
 	return cmd
 }
@@ -56,7 +58,7 @@ func (c *client) compareDigests(ctx context.Context, out io.Writer, servers []st
 	done := map[string]bool{}
 	var differing []string
 	for deadline := time.Now().Add(patience); ; {
-		held := make([]map[string]*sourceDigest, len(servers))
+		held := make([]*heldDigests, len(servers))
 		for i, server := range servers {
 			var err error
 			if held[i], err = c.digests(ctx, server); err != nil {
@@ -99,8 +101,14 @@ func (c *client) compareDigests(ctx context.Context, out io.Writer, servers []st
 	return errors.Join(errs...)
 }
 
+// heldDigests is what an indexer serves, and what it holds of that, by worker.
+type heldDigests struct {
+	share   event.Share
+	workers map[string]*sourceDigest
+}
+
 // digests returns what an indexer holds, by worker.
-func (c *client) digests(ctx context.Context, server string) (map[string]*sourceDigest, error) {
+func (c *client) digests(ctx context.Context, server string) (*heldDigests, error) {
 	one := *c
 	one.server = server
 	var body bytes.Buffer
@@ -109,21 +117,26 @@ func (c *client) digests(ctx context.Context, server string) (map[string]*source
 	}
 	var reply struct {
 		Sources []sourceDigest `json:"sources"`
+		Serves  []string       `json:"serves"`
 	}
 	if err := json.Unmarshal(body.Bytes(), &reply); err != nil {
 		return nil, err
 	}
-	out := map[string]*sourceDigest{}
+	share, err := event.ParseShare(reply.Serves)
+	if err != nil {
+		return nil, err
+	}
+	out := &heldDigests{share, map[string]*sourceDigest{}}
 	for i := range reply.Sources {
-		out[reply.Sources[i].name()] = &reply.Sources[i]
+		out.workers[reply.Sources[i].name()] = &reply.Sources[i]
 	}
 	return out, nil
 }
 
-func namesIn(held []map[string]*sourceDigest) []string {
+func namesIn(held []*heldDigests) []string {
 	var out []string
 	for _, h := range held {
-		for name := range h {
+		for name := range h.workers {
 			out = append(out, name)
 		}
 	}
@@ -131,15 +144,23 @@ func namesIn(held []map[string]*sourceDigest) []string {
 	return slices.Compact(out)
 }
 
-// compareOne tells whether all hold the same of a worker, or why that can't be
-// told.
-func compareOne(name string, held []map[string]*sourceDigest) (why string, equal bool) {
-	first := held[0][name]
+// compareOne tells whether all who serve a worker's partition hold the same of
+// it, or why that can't be told.
+func compareOne(name string, held []*heldDigests) (why string, equal bool) {
+	var first *sourceDigest
+	for _, h := range held {
+		if first = h.workers[name]; first != nil {
+			break
+		}
+	}
+	partition := event.Partition{Model: first.ModelName, Group: first.RoutingGroup}
 	equal = true
 	for _, h := range held {
-		d := h[name]
+		d := h.workers[name]
 		switch {
-		case d == nil || first == nil:
+		case !h.share.Has(partition):
+			continue
+		case d == nil:
 			return "an indexer does not have it", false
 		case d.Diverged:
 			return "an indexer knows that it has it wrong, and waits for a checkpoint", false

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/nats-io/nats.go"
@@ -109,6 +110,18 @@ func TestModelsElsewhere(t *testing.T) {
 			t.Errorf("answer %d of the batch: %v", i, answer)
 		}
 	}
+	// Digests are compared among those who serve the worker's model.
+	all := "http://" + freeAddr(t)
+	begin(t, "indexer", "--nats", server, "--id", "all", "--http", strings.TrimPrefix(all, "http://"), "--log-level", "warn")
+	eventually(t, "kvmesh indexer is ready", func() bool {
+		status, _, err := ask(http.MethodGet, all+"/ready", nil)
+		return err == nil && status == http.StatusOK
+	})
+	out, err := command(t, "digest", "--compare", xa+","+xb+","+all)
+	if err != nil {
+		t.Errorf("digests of indexers with different models: %v", err)
+	}
+	mustContain(t, out, "3 indexers, 3 workers compared", "0 differ, 0 not compared")
 }
 
 func longest(instances map[string]any) int {
@@ -133,6 +146,7 @@ func (d *described) elsewhere() {
 		return err == nil
 	})
 	d.call("GET", "/ready", nil, 200)
+	d.call("GET", "/digest", nil, 200)
 	d.call("POST", "/register", map[string]any{"instance_id": "w0", "endpoint": "tcp://127.0.0.1:1", "model_name": "m", "block_size": 4}, 201)
 	eventually(d.t, "the worker is known", func() bool { return len(d.call("GET", "/workers", nil, 200).([]any)) == 1 })
 	prompt := map[string]any{"model_name": "m", "token_ids": []int{1, 2, 3, 4}, "block_hashes": []int{1}}

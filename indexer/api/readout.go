@@ -143,6 +143,7 @@ type digestView struct {
 	LogSeq     uint64                           `json:"log_seq"`
 	Sources    []sourceDigest                   `json:"sources"`
 	Partitions map[string]map[string]tierDigest `json:"partitions"`
+	Serves     []string                         `json:"serves,omitempty"`
 }
 
 type sourceDigest struct {
@@ -165,7 +166,7 @@ type tierDigest struct {
 func (s *Server) digest(*http.Request) (int, any, error) {
 	sources, logSeq := s.index.Sources()
 	slices.SortFunc(sources, func(a, b indexer.SourceInfo) int { return cmp.Compare(a.Source.Key(), b.Source.Key()) })
-	out := digestView{LogSeq: logSeq, Sources: []sourceDigest{}, Partitions: map[string]map[string]tierDigest{}}
+	out := digestView{LogSeq: logSeq, Sources: []sourceDigest{}, Partitions: map[string]map[string]tierDigest{}, Serves: s.index.Share().Strings()}
 	sums := map[event.Partition]*event.Digests{}
 	for _, info := range sources {
 		if !info.Answered && !info.Diverged {
