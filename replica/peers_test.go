@@ -39,12 +39,11 @@ func sourceOf(instance string) event.Source {
 	return event.Source{Model: "m", Group: "g", Instance: instance}
 }
 
-func TestPeersCompare(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, 0, mock.Options{})
-	holds := map[string]*held{}
-	peers := map[string]*replica.Peers{}
-	stops := map[string]func(){}
+// pretendedPeers starts two indexers, which hold the same of three sources, and a
+// bridge.
+func pretendedPeers(f *fleet) (holds map[string]*held, peers map[string]*replica.Peers, stops map[string]func()) {
+	f.t.Helper()
+	holds, peers, stops = map[string]*held{}, map[string]*replica.Peers{}, map[string]func(){}
 	for _, id := range []string{"x0", "x1", "bridge"} {
 		cfg := replica.PeersConfig{ID: id, Role: "indexer", Version: "v1", Interval: 20 * time.Millisecond, Logger: f.log.With("of", id)}
 		if id == "bridge" {
@@ -59,15 +58,22 @@ func TestPeersCompare(t *testing.T) {
 			holds[id], cfg.Snapshot = h, h.snapshot
 		}
 		nc, _ := f.connect()
-		t.Cleanup(nc.Close)
+		f.t.Cleanup(nc.Close)
 		p, err := replica.NewPeers(nc, cfg)
 		if err != nil {
-			t.Fatal(err)
+			f.t.Fatal(err)
 		}
 		peers[id] = p
 		stops[id] = sync.OnceFunc(run(func(ctx context.Context) error { return p.Run(ctx) }))
-		t.Cleanup(stops[id])
+		f.t.Cleanup(stops[id])
 	}
+	return holds, peers, stops
+}
+
+func TestPeersCompare(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 0, mock.Options{})
+	holds, peers, stops := pretendedPeers(f)
 	nc, _ := f.connect()
 	t.Cleanup(nc.Close)
 	asked := make(chan *nats.Msg, 100)

@@ -59,6 +59,28 @@ func (p pretended) set(s event.Source, writes bool) {
 	}
 }
 
+// start starts the leases of a pretended bridge.
+func (all *edges) start(f *fleet, id string) (leases *replica.Leases, stop func()) {
+	f.t.Helper()
+	nc, js := f.connect()
+	f.t.Cleanup(nc.Close)
+	leases, err := replica.NewLeases(js, pretended{all, id}, replica.DefaultLeases(id), replica.LeaseOptions{Logger: f.log.With("of", id)})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	catalog := replica.NewCatalog(js, replica.DefaultCatalog(), nil, leases)
+	stopCatalog, stopLeases := run(catalog.Run), run(leases.Run)
+	stop = sync.OnceFunc(func() {
+		stopLeases()
+		if err := leases.Close(f.ctx); err != nil {
+			f.t.Error(err)
+		}
+		stopCatalog()
+	})
+	f.t.Cleanup(stop)
+	return leases, stop
+}
+
 // A thousand workers are claimed, spread, handed over and retired; as long as
 // bridges live, none is ever written by two.
 func TestLeasesOfAThousandWorkers(t *testing.T) {
@@ -66,26 +88,6 @@ func TestLeasesOfAThousandWorkers(t *testing.T) {
 	const n = 1024
 	f := newFleet(t, 0, mock.Options{})
 	all := &edges{writers: map[event.Source]map[string]bool{}, retired: map[event.Source]int{}}
-	start := func(id string) (*replica.Leases, func()) {
-		nc, js := f.connect()
-		t.Cleanup(nc.Close)
-		cfg := replica.DefaultLeases(id)
-		leases, err := replica.NewLeases(js, pretended{all, id}, cfg, replica.LeaseOptions{Logger: f.log.With("of", id)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		catalog := replica.NewCatalog(js, replica.DefaultCatalog(), nil, leases)
-		stopCatalog, stopLeases := run(catalog.Run), run(leases.Run)
-		stop := sync.OnceFunc(func() {
-			stopLeases()
-			if err := leases.Close(f.ctx); err != nil {
-				t.Error(err)
-			}
-			stopCatalog()
-		})
-		t.Cleanup(stop)
-		return leases, stop
-	}
 	var sources []event.Source
 	for i := range n {
 		w := event.Worker{Source: event.Source{Model: "m", Group: "g", Instance: fmt.Sprint("w", i)}, Endpoint: fmt.Sprint("tcp://127.0.0.1:", 1024+i), BlockSize: 16}
@@ -105,10 +107,10 @@ func TestLeasesOfAThousandWorkers(t *testing.T) {
 		})
 		t.Logf("%s: %v", what, time.Since(began).Round(time.Millisecond))
 	}
-	a, stopA := start("a")
+	a, stopA := all.start(f, "a")
 	spread("one has all", map[*replica.Leases]int{a: n})
-	b, _ := start("b")
-	c, _ := start("c")
+	b, _ := all.start(f, "b")
+	c, _ := all.start(f, "c")
 	spread("three share them", map[*replica.Leases]int{a: n/3 + 1, b: n / 3, c: n / 3})
 	stopA()
 	spread("one has gone", map[*replica.Leases]int{b: n / 2, c: n / 2})

@@ -29,7 +29,10 @@ func pick[T any](d *deployment, from []T) (int, T) {
 }
 
 // faults are all that can happen. Each is mended before the next one.
-func faults() []fault {
+func faults() []fault { return append(processFaults(), otherFaults()...) }
+
+// processFaults are those of processes.
+func processFaults() []fault {
 	return []fault{
 		{"a bridge is killed", func(d *deployment) func() {
 			_, p := pick(d, d.bridges)
@@ -79,6 +82,12 @@ func faults() []fault {
 			q.kill()
 			return func() { p.start(); q.start() }
 		}},
+	}
+}
+
+// otherFaults are those of networks, engines and operators.
+func otherFaults() []fault {
+	return []fault{
 		{"a bridge or an indexer is cut off from NATS", func(d *deployment) func() {
 			_, path := pick(d, d.paths)
 			for _, l := range path {
