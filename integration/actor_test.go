@@ -131,7 +131,18 @@ func (a *actor) restart() error {
 	for _, t := range a.traffic {
 		t.Restart()
 	}
-	return a.engine.Restart()
+	a.engine.Stop()
+	a.engine.NewLife()
+	return a.start()
+}
+
+// start opens the engine's sockets, when nobody else has their ports.
+func (a *actor) start() (err error) {
+	eventually(func() bool {
+		err = a.engine.Start()
+		return err == nil
+	})
+	return err
 }
 
 // connected waits until the bridge reads the engine.

@@ -290,7 +290,7 @@ func (s *script) flap() error {
 			}
 		}
 	}
-	return a.engine.Start()
+	return a.start()
 }
 
 func (s *script) restartEngine() error {
