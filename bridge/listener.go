@@ -313,6 +313,13 @@ func (l *listener) old(seq uint64, payload []byte, late, arriving bool) {
 // accept applies the batch whose turn it is, which came at a time, or just now. It
 // tells whether that was possible: if not, the batch is in the window.
 func (l *listener) accept(seq, conn uint64, payload []byte, at time.Time) bool {
+	if l.otherLife(seq, payload) {
+		l.restart(fmt.Sprintf("batch %d, which another rank's records end with, is another one now", seq))
+		if seq > 0 {
+			l.window.Add(seq, l.conn, payload)
+			return false
+		}
+	}
 	times := l.b.trace.time(at)
 	err := l.decoder.Decode(payload, &l.batch)
 	times.done()
@@ -347,6 +354,19 @@ func (l *listener) accept(seq, conn uint64, payload []byte, at time.Time) bool {
 	}
 	l.b.metrics.batches.Add(l.ctx, 1)
 	return true
+}
+
+// otherLife tells whether a batch is not the one that a rank which only batches
+// name had last when its records were read back. Such a rank may have come further
+// than the home lane before a bridge was killed, and its engine may have started
+// again since.
+func (l *listener) otherLife(seq uint64, payload []byte) bool {
+	for _, n := range l.lanes[1:] {
+		if n.recalled.batch && n.recalled.seq == seq && n.recalled.fingerprint != hash.Bytes(payload) {
+			return true
+		}
+	}
+	return false
 }
 
 // apply applies the events of the batch that was decoded. A bridge that was killed
