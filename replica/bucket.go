@@ -69,12 +69,15 @@ func (b *bucket) open(ctx context.Context) (jetstream.KeyValue, error) {
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
 		kv, err = b.js.CreateKeyValue(ctx, b.config)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("bucket %s: %w", b.config.Bucket, err)
+	var status jetstream.KeyValueStatus
+	if err == nil {
+		status, err = kv.Status(ctx)
 	}
-	status, err := kv.Status(ctx)
 	if err == nil && status.LimitMarkerTTL() == 0 { // made by an earlier version
 		kv, err = b.js.UpdateKeyValue(ctx, b.config)
+	}
+	if errors.Is(err, jetstream.ErrLimitMarkerTTLNotSupported) {
+		return nil, fmt.Errorf("bucket %s: NATS 2.11 or later is needed: %w", b.config.Bucket, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("bucket %s: %w", b.config.Bucket, err)

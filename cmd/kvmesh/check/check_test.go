@@ -275,7 +275,7 @@ func TestClockLeaderAndListeners(t *testing.T) {
 	})
 	nc.Flush()
 	expect(t, run(t, Options{NATS: s.ClientURL()}),
-		want{Fail, "clock", "1h", "NTP"}, want{Fail, "log", "no leader", "majority"}, want{Warn, "log", "nats-2 is not up to date", ""},
+		want{Fail, "nats", "no keys that end by themselves", "2.11"}, want{Fail, "clock", "1h", "NTP"}, want{Fail, "log", "no leader", "majority"}, want{Warn, "log", "nats-2 is not up to date", ""},
 		want{OK, "bridges", "edge-9: reads 1 of 2", ""}, want{Fail, "bridges", "w0.0: out of luck", ""}, want{Warn, "bridges", "w1.0: batches were lost", "buffer_steps"})
 }
 

@@ -47,7 +47,7 @@ func connectFix(err error) string {
 	case errors.Is(err, nats.ErrNoServers), errors.Is(err, nats.ErrTimeout):
 		return "start nats-server, or correct --nats; a firewall between here and there drops what it does not refuse"
 	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired):
-		return "give user and password, or a token, in the URL: nats://user:password@host:4222"
+		return "say who you are: --nats-user and --nats-password, --nats-token, --nats-nkey or --nats-creds"
 	case strings.Contains(err.Error(), "tls"), strings.Contains(err.Error(), "x509"):
 		return "the server wants TLS that this side can't do: a tls:// URL, and SSL_CERT_FILE for a private authority"
 	}
@@ -94,6 +94,9 @@ func (c *checker) account(ctx context.Context, nc *nats.Conn, js jetstream.JetSt
 	tiers := maps.Clone(info.Tiers)
 	if len(tiers) == 0 {
 		tiers = map[string]jetstream.Tier{"": info.Tier}
+	}
+	if info.API.Level < 1 {
+		c.add(Fail, "nats", at, "update the servers to NATS 2.11 or later", "JetStream knows no keys that end by themselves, which bridges' leases are")
 	}
 	good := true
 	for _, name := range slices.Sorted(maps.Keys(tiers)) {
