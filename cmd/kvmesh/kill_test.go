@@ -55,6 +55,7 @@ const killBlock = 4 // block size, in tokens
 // log finds at the log sequence that the answer claims. In the end nothing that
 // the engines have published is missing.
 func TestKilledAtAnyPoint(t *testing.T) {
+	t.Parallel()
 	seed := uint64(time.Now().UnixNano())
 	if text, ok := os.LookupEnv("KVMESH_SEED"); ok {
 		var err error

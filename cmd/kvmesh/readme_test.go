@@ -29,6 +29,7 @@ func python(t *testing.T) string {
 // ports: kvmesh serve, the curl calls, the publisher in Python. The reply has to
 // be the one that is printed there.
 func TestReadmeExample(t *testing.T) {
+	t.Parallel()
 	interpreter := python(t)
 	data, err := os.ReadFile("../../README.md")
 	if err != nil {

@@ -88,6 +88,7 @@ func TestServeTakesSettings(t *testing.T) {
 // TestServeRefuses starts serve with what can't work: it ends at once, says what
 // is wrong, and leaves nothing running.
 func TestServeRefuses(t *testing.T) {
+	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -128,6 +129,7 @@ func TestServeRefuses(t *testing.T) {
 // port is free at once, and the next process on the directory has the workers and
 // the blocks.
 func TestServeStops(t *testing.T) {
+	t.Parallel()
 	e, err := mock.NewEngine(mock.Options{BlockSize: 4, ReplayEndpoint: "tcp://127.0.0.1:0"})
 	if err != nil {
 		t.Fatal(err)
@@ -189,6 +191,7 @@ func TestServeStops(t *testing.T) {
 // so, without the password, answers that it is not ready, goes on trying, and
 // works when NATS comes.
 func TestServeWithoutNATS(t *testing.T) {
+	t.Parallel()
 	addr := freeAddr(t)
 	p := spawnKvmesh(t, nil, "serve", "--nats", "nats://user:secret@"+addr, "--http", "127.0.0.1:0", "--worker", "w0=tcp://127.0.0.1:9", "--model", "m")
 	p.serving(t)
