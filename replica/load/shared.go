@@ -77,6 +77,7 @@ type Shared struct {
 	mu       sync.Mutex
 	sums     []Load // by slot
 	slots    map[event.Source]Slot
+	keys     map[string]Slot
 	workers  []slotState // by slot
 	free     []Slot
 	self     *peer
@@ -181,7 +182,7 @@ func New(transport Transport, cfg Config, opts Options) (*Shared, error) {
 	s := &Shared{
 		cfg: cfg, transport: transport, log: opts.Logger,
 		wake:  make(chan struct{}, 1),
-		slots: map[event.Source]Slot{}, peers: map[string]*peer{}, sessions: map[string]*session{},
+		slots: map[event.Source]Slot{}, keys: map[string]Slot{}, peers: map[string]*peer{}, sessions: map[string]*session{},
 		ended: map[string]bool{}, endedOld: map[string]bool{}, waiters: map[string]*waiter{},
 		applied: make(chan struct{}),
 	}
@@ -240,6 +241,7 @@ func (s *Shared) hold(w event.Source) Slot {
 		}
 		s.slots[w] = slot
 		s.workers[slot] = slotState{source: w, key: w.Key()}
+		s.keys[s.workers[slot].key] = slot
 	}
 	s.workers[slot].refs++
 	return slot
@@ -249,6 +251,7 @@ func (s *Shared) release(slot Slot) {
 	w := &s.workers[slot]
 	if w.refs--; w.refs == 0 {
 		delete(s.slots, w.source)
+		delete(s.keys, w.key)
 		*w = slotState{}
 		s.free = append(s.free, slot)
 	}

@@ -74,70 +74,76 @@ func (s *Shared) state(p *peer) []chunk {
 	return out
 }
 
+// state is a part of a state, as it was read.
+type state struct {
+	about   string
+	seq     uint64
+	number  uint64
+	i, n    uint64
+	content []operation
+}
+
+func readState(r *mpack.Reader) (s state, err error) {
+	s = state{about: string(r.Str()), seq: r.Uint(), number: r.Uint(), i: r.Uint(), n: r.Uint()}
+	if r.Err() != nil || s.n == 0 || s.n > 1<<16 || s.i >= s.n || s.about == "" || len(s.about) > MaxID {
+		return s, fmt.Errorf("%w: state", ErrMessage)
+	}
+	s.content, err = readOps(r)
+	return s, err
+}
+
 // takeState takes in a part of a state: the sender's own, or that of a dead
 // replica, as the sender knows it.
-func (s *Shared) takeState(from *peer, r mpack.Reader) error {
-	about, seq, number, i, n := string(r.Str()), r.Uint(), r.Uint(), r.Uint(), r.Uint()
-	if r.Err() != nil || n == 0 || n > 1<<16 || i >= n || about == "" || len(about) > MaxID {
-		return fmt.Errorf("%w: state", ErrMessage)
-	}
-	if about == s.self.id {
+func (s *Shared) takeState(from *peer, st *state) error {
+	if st.about == s.self.id {
 		return nil // of a time when we seemed to be dead
 	}
 	p := from
-	if about != from.id {
-		p = s.peers[about]
-		if p != nil && (!p.dead || p.seq >= seq) {
+	if st.about != from.id {
+		p = s.peers[st.about]
+		if p != nil && (!p.dead || p.seq >= st.seq) {
 			return nil // we know better
 		}
 		if p == nil {
-			p = s.meet(about)
+			p = s.meet(st.about)
 			p.dead = true // until it says something
 		}
 	}
 	y := &p.sync
-	this := telling{from.id, number, seq}
-	if seq < p.seq || y.chunks != nil && y.telling.from == from.id && number < y.telling.n {
+	this := telling{from.id, st.number, st.seq}
+	if st.seq < p.seq || y.chunks != nil && y.telling.from == from.id && st.number < y.telling.n {
 		return nil // of before
 	}
-	if y.chunks == nil || y.telling != this || uint64(len(y.chunks)) != n {
-		y.telling, y.chunks, y.have = this, make([][]byte, n), 0
+	if y.chunks == nil || y.telling != this || uint64(len(y.chunks)) != st.n {
+		y.telling, y.chunks, y.have = this, make([][]operation, st.n), 0
 	}
-	if y.chunks[i] == nil {
-		y.chunks[i] = append([]byte{}, r.View(r.Len())...)
+	if y.chunks[st.i] == nil {
+		y.chunks[st.i] = st.content
 		y.have++
 	}
-	if uint64(y.have) < n {
+	if uint64(y.have) < st.n {
 		return nil
 	}
 	chunks := y.chunks
 	y.chunks, y.have = nil, 0
-	return s.restore(p, seq, chunks)
+	s.restore(p, st.seq, chunks)
+	return nil
 }
 
 // restore puts a state in the place of what was known of a replica.
-func (s *Shared) restore(p *peer, seq uint64, chunks [][]byte) error {
+func (s *Shared) restore(p *peer, seq uint64, all [][]operation) {
 	now := time.Now()
-	var all []operation
-	for _, data := range chunks {
-		r := mpack.NewReader(data)
-		n := r.Array()
-		for range n {
-			var o operation
-			readOp(&r, &o, now)
-			if err := r.Err(); err != nil {
-				return fmt.Errorf("%w: state of %s: %w", ErrMessage, p.id, err)
-			}
-			all = append(all, o)
-		}
-	}
 	reservations, marks := map[string]*operation{}, map[markKey]*operation{}
-	for i := range all {
-		switch o := &all[i]; o.kind {
-		case opAdd:
-			reservations[o.r.key] = o
-		case opMark:
-			marks[o.key] = o
+	for _, ops := range all {
+		for i := range ops {
+			switch o := &ops[i]; o.kind {
+			case opAdd:
+				reservations[o.r.key] = o
+			case opMark:
+				marks[o.key] = o
+			case opSession:
+				s.apply(p, o)
+			}
 		}
 	}
 	// What the state has not is over, marks on it too. What it has anew or
@@ -172,23 +178,17 @@ func (s *Shared) restore(p *peer, seq uint64, chunks [][]byte) error {
 	for _, o := range marks {
 		s.apply(p, o)
 	}
-	for i := range all {
-		if all[i].kind == opSession {
-			s.apply(p, &all[i])
-		}
-	}
 	s.forgetEarly(p)
 	y := &p.sync
 	y.behind, y.since = false, time.Time{}
 	if p.dead {
 		s.bury(p, now)
-		return nil
+		return
 	}
 	s.catchUp(p)
 	if len(y.early) > 0 {
 		s.missing(p)
 	}
-	return nil
 }
 
 // forgetEarly drops what came early of a replica and is in its state already.

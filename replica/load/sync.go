@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/indexer/event/mpack"
 )
 
@@ -22,7 +23,7 @@ type syncState struct {
 	bytes  int // of early
 	// chunks of a state that is being told
 	telling telling
-	chunks  [][]byte
+	chunks  [][]operation
 	have    int
 }
 
@@ -61,6 +62,13 @@ func (s *Shared) read(data []byte) error {
 		s.answer(from)
 		return nil
 	}
+	var st state
+	if kind == kindState { // read before others have to wait for it
+		var err error
+		if st, err = readState(&r); err != nil {
+			return err
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := s.meet(from)
@@ -76,7 +84,7 @@ func (s *Shared) read(data []byte) error {
 	case kindBeat:
 		err = s.takeBeat(p, r)
 	case kindState:
-		err = s.takeState(p, r)
+		err = s.takeState(p, &st)
 	}
 	close(s.applied)
 	s.applied = make(chan struct{})
@@ -177,6 +185,15 @@ func (s *Shared) catchUp(p *peer) {
 
 // apply applies an operation of a replica.
 func (s *Shared) apply(p *peer, o *operation) {
+	if o.kind == opAdd || o.kind == opSession {
+		w, err := s.source(o.worker)
+		if err != nil { // it is missing here then, and its absence shows in the digest
+			s.metrics.bad.Add(s.metrics.ctx, 1)
+			s.log.Warn("a replica names a worker that can't be", "replica", p.id, "error", err)
+			return
+		}
+		o.r.Worker, o.session.worker = w, w
+	}
 	switch o.kind {
 	case opAdd:
 		if p.reservations[o.r.key] == nil {
@@ -203,6 +220,14 @@ func (s *Shared) apply(p *peer, o *operation) {
 		e := o.session
 		s.heardSession(o.id, &e)
 	}
+}
+
+// source returns the worker rank of a key.
+func (s *Shared) source(key string) (event.Source, error) {
+	if slot, ok := s.keys[key]; ok {
+		return s.workers[slot].source, nil
+	}
+	return event.ParseKey(key)
 }
 
 // stale tells whether a mark is on what is over.

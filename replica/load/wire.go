@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/indexer/event/mpack"
 )
 
@@ -179,8 +178,7 @@ func appendHead(b []byte, fields, kind int, from string) []byte {
 	return mpack.AppendStr(b, from)
 }
 
-// operation is one that was read. It is complete before anything is done with
-// it.
+// operation is one that was read. Its worker is still a key.
 type operation struct {
 	kind    int
 	r       reservation
@@ -241,13 +239,21 @@ func readOp(r *mpack.Reader, o *operation, now time.Time) {
 	if read > n {
 		r.Fail(ErrMessage)
 	}
-	if r.Err() == nil && (o.kind == opAdd || o.kind == opSession) {
-		w, err := event.ParseKey(o.worker)
-		if err != nil {
-			r.Fail(fmt.Errorf("%w: %w", ErrMessage, err))
+}
+
+// readOps reads an array of operations.
+func readOps(r *mpack.Reader) ([]operation, error) {
+	now := time.Now()
+	n := r.Array()
+	out := make([]operation, 0, min(n, r.Len()/32)) // most have more bytes than that
+	for i := range n {
+		out = append(out, operation{})
+		readOp(r, &out[i], now)
+		if err := r.Err(); err != nil {
+			return nil, fmt.Errorf("%w: operation %d: %w", ErrMessage, i, err)
 		}
-		o.r.Worker, o.session.worker = w, w
 	}
+	return out, nil
 }
 
 func readDecay(r *mpack.Reader) uint16 {
