@@ -25,7 +25,7 @@ const lossyWorkers = 48
 // batches for good are once they have restarted, and two indexers agree.
 func TestEveryFault(t *testing.T) {
 	v := newService(t, 2, func(c *bridge.Config) {
-		c.RepairTimeout, c.RepairInterval, c.RepairCooldown, c.Repairs = 5*time.Second, 20*time.Millisecond, time.Second, 64
+		c.RepairTimeout, c.RepairInterval, c.RepairCooldown, c.Repairs = 10*time.Second, 20*time.Millisecond, time.Second, 64
 		c.ProbeInterval = 500 * time.Millisecond
 		c.ZMTP.BackoffMin, c.ZMTP.BackoffMax = 5*time.Millisecond, 100*time.Millisecond
 	})
@@ -42,7 +42,7 @@ func TestEveryFault(t *testing.T) {
 	defer f.Stop()
 	v.register(f.Workers[0])
 	v.register(f.Workers[1:]...)
-	work(t, f, 1500)
+	work(t, f, 800)
 	if err := f.Err(); err != nil {
 		t.Fatal(err) // a port was taken while an engine restarted, most likely
 	}
@@ -100,7 +100,7 @@ func work(t *testing.T, f *engines.Fleet, requests uint64) {
 	var tasks sync.WaitGroup
 	tasks.Go(func() {
 		// Sessions end at 16,384 tokens, 1,024 blocks: they fit a device, one at a time.
-		if failed := f.Drive(ctx, g, engines.Load{Rate: 2000, Sessions: 128}); failed > 0 {
+		if failed := f.Drive(ctx, g, engines.Load{Rate: 500, Sessions: 64}); failed > 0 {
 			t.Errorf("%d requests failed", failed)
 		}
 	})
