@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvmesh/kvmesh/indexer/event"
@@ -35,7 +36,11 @@ func (x *Indexer) readLoop(ctx context.Context) {
 		if x.Position() != before {
 			backoff = retryMin
 		}
-		if !errors.Is(err, errRecheck) {
+		switch {
+		case errors.Is(err, errRecheck):
+		case errors.Is(err, nats.ErrReconnectBufExceeded): // not connected, which whoever owns the connection is told of
+			x.log.Debug("reading the log waits for NATS", "log_seq", x.Position())
+		default:
 			x.log.Warn("reading the log failed, trying again", "error", err, "log_seq", x.Position())
 		}
 		select {

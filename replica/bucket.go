@@ -49,7 +49,11 @@ func (b *bucket) follow(ctx context.Context, f follower) {
 	backoff := 50 * time.Millisecond
 	for ctx.Err() == nil {
 		began := time.Now()
-		if err := b.read(ctx, f); ctx.Err() == nil {
+		switch err := b.read(ctx, f); {
+		case ctx.Err() != nil:
+		case errors.Is(err, nats.ErrReconnectBufExceeded): // not connected, which whoever owns the connection is told of
+			b.log.Debug("following a bucket waits for NATS", "bucket", b.config.Bucket)
+		default:
 			b.log.Warn("following a bucket failed, trying again", "bucket", b.config.Bucket, "error", err)
 		}
 		if time.Since(began) > 10*time.Second {

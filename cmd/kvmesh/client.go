@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -122,9 +124,13 @@ func queryCommand() *cobra.Command {
 			}
 			text = string(data)
 		}
-		ids := []json.Number{}
-		for _, id := range strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(", \t\r\n[]", r) }) {
-			ids = append(ids, json.Number(id))
+		ids := []uint32{}
+		for _, field := range strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(", \t\r\n[]", r) }) {
+			id, err := strconv.ParseUint(field, 10, 32)
+			if err != nil {
+				return fmt.Errorf("%q is no token id: want integers from 0 to %d, separated by commas or spaces", field, uint32(math.MaxUint32))
+			}
+			ids = append(ids, uint32(id))
 		}
 		body := map[string]any{"model_name": model, "routing_group": group, "token_ids": ids}
 		if lora != "" {
@@ -135,7 +141,12 @@ func queryCommand() *cobra.Command {
 		}
 		return c.call(cmd.Context(), cmd.OutOrStdout(), http.MethodPost, "/query", body)
 	})
-	cmd.Args = cobra.ExactArgs(1)
+	cmd.Args = func(_ *cobra.Command, args []string) error {
+		if len(args) != 1 {
+			return fmt.Errorf("want one argument, the token ids of the prompt, such as 1,2,3, or - to read them; there are %d", len(args))
+		}
+		return nil
+	}
 	cmd.Example = "  kvmesh query --model my-model 1,2,3,4,5,6,7,8\n  kvmesh query --model my-model - < token_ids.json"
 	cmd.Flags().StringVar(&model, "model", "default", "model of the prompt")
 	cmd.Flags().StringVar(&group, "routing-group", "default", "routing group")
@@ -152,7 +163,7 @@ func registerCommand() *cobra.Command {
 			return err
 		}
 		if len(workers) == 0 {
-			return errors.New("no --worker given")
+			return errors.New("no --worker given: want instance[:rank]=endpoint[,replay=endpoint][,topic=t]")
 		}
 		for _, w := range workers {
 			body := map[string]any{
@@ -182,6 +193,9 @@ func unregisterCommand() *cobra.Command {
 	var instance, model, group string
 	rank := -1
 	cmd := newClientCommand("unregister", "Unregister a worker", func(c *client, cmd *cobra.Command, _ []string) error {
+		if instance == "" {
+			return errors.New("no --instance given")
+		}
 		body := map[string]any{"instance_id": instance, "model_name": model}
 		if group != "" {
 			body["routing_group"] = group

@@ -41,5 +41,8 @@ environment, and that over the file.`,
 	cmd.AddCommand(serveCommand(), bridgeCommand(), indexerCommand(), mockCommand(), benchCommand(), healthCommand(), checkCommand(), versionCommand(), docsCommand())
 	cmd.AddCommand(clientCommands()...)
 	completeValues(cmd)
+	cmd.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return fmt.Errorf("%w; %s --help lists the flags", err, c.CommandPath())
+	})
 	return cmd
 }

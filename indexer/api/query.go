@@ -132,7 +132,7 @@ func (s *Server) match(ctx context.Context, deadline time.Time, w *work, p *prom
 func unknown(p event.Partition, err error) error {
 	switch {
 	case errors.Is(err, indexer.ErrUnknownPartition):
-		return fmt.Errorf("no workers for model=%s routing_group=%s: %w", p.Model, p.Group, err)
+		return fmt.Errorf("no workers for model=%s routing_group=%s (GET /workers lists all): %w", p.Model, p.Group, err)
 	case errors.Is(err, indexer.ErrElsewhere):
 		return fmt.Errorf("model=%s routing_group=%s: %w", p.Model, p.Group, err)
 	}

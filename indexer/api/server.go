@@ -122,7 +122,7 @@ func (s *Server) lost(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if len(allowed) == 0 {
-		s.fail(w, r, http.StatusNotFound, "unknown_path", errors.New("no such path: "+r.URL.Path))
+		s.fail(w, r, http.StatusNotFound, "unknown_path", fmt.Errorf("no such path: %s; /openapi.json describes those there are, /ui/ is for people", r.URL.Path))
 		return
 	}
 	methods := strings.Join(allowed, ", ")

@@ -81,7 +81,7 @@ func (d Dialect) layout() (layout, error) {
 	case MapBatch:
 		return layout{mapBatch: true, features: model.Everything}, nil
 	}
-	return layout{}, fmt.Errorf("%w: %q", ErrDialect, string(d))
+	return layout{}, fmt.Errorf("%w: %q, want one of %q", ErrDialect, string(d), Dialects())
 }
 
 // Features returns which features of traffic the dialect can carry. Features

@@ -107,7 +107,7 @@ func dialFix(err error, what string) string {
 	var dns *net.DNSError
 	switch {
 	case errors.As(err, &dns):
-		return "the host name is not known here: register one that bridges can resolve"
+		return "the host name is not known here: check from where bridges run, and register one that they can resolve"
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return "nothing listens there: start the engine with KV events on (--kv-events-config), bound to an address that is reached from here (tcp://*:PORT)"
 	case errors.Is(err, zmtp.ErrSocketType) && what == "PUB":

@@ -45,7 +45,8 @@ func (c *checker) redacted() string {
 func connectFix(err error) string {
 	switch {
 	case errors.Is(err, nats.ErrNoServers), errors.Is(err, nats.ErrTimeout):
-		return "start nats-server, or correct --nats; a firewall between here and there drops what it does not refuse"
+		return "start nats-server, or correct --nats (the server that kvmesh serve embeds is reached with its --nats-listen only; --nats '' leaves NATS out); " +
+			"a firewall between here and there drops what it does not refuse"
 	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired):
 		return "say who you are: --nats-user and --nats-password, --nats-token, --nats-nkey or --nats-creds"
 	case strings.Contains(err.Error(), "tls"), strings.Contains(err.Error(), "x509"):
