@@ -86,10 +86,11 @@ func (d *Decoder) op() bool {
 	r := &d.r
 	start := *r
 	n := r.Array()
-	kind := OpKind(r.Uint())
+	number := r.Uint() // may be more than an OpKind holds
+	kind := OpKind(min(number, uint64(len(opFields)-1)))
 	d.hashes = d.hashes[:0]
 	d.Op = Op{Kind: kind}
-	if fields := opFields[min(int(kind), len(opFields)-1)]; fields == 0 {
+	if fields := opFields[kind]; fields == 0 {
 		*r = start
 		r.Skip()
 		if err := r.Err(); err != nil {

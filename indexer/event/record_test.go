@@ -255,7 +255,10 @@ func TestLaterVersions(t *testing.T) {
 	longer[0]++ // one element more
 	longer = mpack.AppendStr(longer, "an addition")
 	unknown := mpack.AppendStr(append(mpack.AppendArray(nil, 2), 99), "a kind of the future")
-	record := AppendRecord(nil, Header{Incarnation: 1}, 3, append(append(append([]byte(nil), longer...), unknown...), op...))
+	for _, kind := range []uint64{256 + uint64(OpReset), 1<<32 + uint64(OpRetired), math.MaxUint64} { // whose last byte is that of a known one
+		unknown = mpack.AppendStr(mpack.AppendUint(append(unknown, 0x92), kind), "")
+	}
+	record := AppendRecord(nil, Header{Incarnation: 1}, 6, append(append(append([]byte(nil), longer...), unknown...), op...))
 	record[0]++
 	record = mpack.AppendNil(record)
 	var d Decoder

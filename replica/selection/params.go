@@ -10,7 +10,6 @@ package selection
 import (
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/kvmesh/kvmesh/indexer/event"
@@ -47,6 +46,9 @@ func DefaultParams() Params {
 	return Params{DeviceCredit: 1, HostCredit: 0.75, DiskCredit: 0.25, PrefillScale: 1, SessionCredit: 1, TrackPrefill: true}
 }
 
+// MaxWeight is the most that a weight may be, so that every cost is a finite number.
+const MaxWeight = 1e12
+
 // Validate tells what is wrong with weights. The error wraps ErrRequest.
 func (p *Params) Validate() error {
 	for _, f := range []struct {
@@ -54,15 +56,15 @@ func (p *Params) Validate() error {
 		value, to float64
 	}{
 		{"overlap_score_credit", p.DeviceCredit, 1}, {"host_cache_hit_weight", p.HostCredit, 1}, {"disk_cache_hit_weight", p.DiskCredit, 1},
-		{"overlap_score_credit_decay", p.CreditDecay, math.MaxFloat64}, {"prefill_load_scale", p.PrefillScale, math.MaxFloat64},
-		{"decode_active_request_weight", p.RequestWeight, math.MaxFloat64}, {"session_credit", p.SessionCredit, math.MaxFloat64},
-		{"router_temperature", p.Temperature, math.MaxFloat64},
+		{"overlap_score_credit_decay", p.CreditDecay, MaxWeight}, {"prefill_load_scale", p.PrefillScale, MaxWeight},
+		{"decode_active_request_weight", p.RequestWeight, MaxWeight}, {"session_credit", p.SessionCredit, MaxWeight},
+		{"router_temperature", p.Temperature, MaxWeight},
 	} {
 		if !(f.value >= 0 && f.value <= f.to) { // not a number is wrong too
 			if f.to == 1 {
 				return fmt.Errorf("%w: %s is %v, want 0 to 1", ErrRequest, f.name, f.value)
 			}
-			return fmt.Errorf("%w: %s is %v, want a number of at least 0", ErrRequest, f.name, f.value)
+			return fmt.Errorf("%w: %s is %v, want 0 to %v", ErrRequest, f.name, f.value, f.to)
 		}
 	}
 	return nil

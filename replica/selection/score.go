@@ -187,8 +187,7 @@ func (p CostPicker) Pick(c *Choice, costs []float64) int {
 	return -1
 }
 
-// draw draws by exp(-cost/Temperature), costs scaled to 0..1. It overwrites the
-// costs.
+// draw draws by exp(-cost/Temperature), costs scaled to 0..1.
 func (p CostPicker) draw(c *Choice, costs []float64) int {
 	low, high := math.Inf(1), math.Inf(-1)
 	for i, cost := range costs {
@@ -196,24 +195,29 @@ func (p CostPicker) draw(c *Choice, costs []float64) int {
 			low, high = min(low, cost), max(high, cost)
 		}
 	}
-	scale := 0.0
-	if high > low {
-		scale = 1 / ((high - low) * c.Params.Temperature)
+	weight := func(cost float64) float64 {
+		if high <= low {
+			return 1
+		}
+		// Divided one after the other: their product may be 0.
+		return math.Exp((low - cost) / (high - low) / c.Params.Temperature)
 	}
 	sum := 0.0
 	for i, cost := range costs {
 		if c.May(i) {
-			costs[i] = math.Exp((low - cost) * scale)
-			sum += costs[i]
+			sum += weight(cost)
 		}
 	}
 	at, last := p.random()*sum, -1
-	for i, weight := range costs {
+	for i, cost := range costs {
 		if !c.May(i) {
 			continue
 		}
-		last = i
-		if at -= weight; at < 0 {
+		w := weight(cost)
+		if w > 0 {
+			last = i
+		}
+		if at -= w; at < 0 {
 			break
 		}
 	}

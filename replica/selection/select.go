@@ -196,6 +196,11 @@ func (s *Selector) prepare(b *buffer, p *pool, r *Request, out *Result) error {
 	if params == nil {
 		params = &s.cfg.Params
 	}
+	for taint, weight := range r.Preferred {
+		if !(weight >= -MaxWeight && weight <= MaxWeight) { // not a number is wrong too
+			return fmt.Errorf("%w: the weight of the preferred taint %q is %v, want %v to %v", ErrRequest, taint, weight, -MaxWeight, MaxWeight)
+		}
+	}
 	out.ID, out.BlockSize, out.Tokens = r.ID, p.blockSize, r.Tokens
 	if err := s.overlaps(b, p, r, out); err != nil {
 		return err

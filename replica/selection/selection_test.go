@@ -166,6 +166,9 @@ func TestTemperature(t *testing.T) {
 			t.Fatal(err)
 		}
 		got[r.Source.Instance]++
+		if want := map[string]float64{"w0": 10, "w1": 15, "w2": 20}[r.Source.Instance]; r.Cost != want {
+			t.Fatalf("%s: cost %v, want %v", r.Source.Instance, r.Cost, want)
+		}
 	}
 	// Costs 10, 15 and 20, scaled to 0, 0.5 and 1: weights 1, exp(-1), exp(-2).
 	sum := 1 + math.Exp(-1) + math.Exp(-2)
@@ -498,11 +501,60 @@ func TestParamsThatAreWrong(t *testing.T) {
 		func(p *Params) { p.HostCredit = -0.1 },
 		func(p *Params) { p.Temperature = math.NaN() },
 		func(p *Params) { p.PrefillScale = math.Inf(1) },
+		func(p *Params) { p.PrefillScale = 1e308 },
+		func(p *Params) { p.SessionCredit = math.MaxFloat64 },
 	} {
 		p := DefaultParams()
 		f(&p)
 		if err := p.Validate(); !errors.Is(err, ErrRequest) {
 			t.Errorf("%+v: %v, want ErrRequest", p, err)
+		}
+	}
+}
+
+func TestWeightsAtTheirLimits(t *testing.T) {
+	cfg := Default()
+	cfg.Params = Params{CreditDecay: MaxWeight, PrefillScale: MaxWeight, RequestWeight: MaxWeight, SessionCredit: MaxWeight, TrackPrefill: true}
+	s := fleet(t, 3, holdings{source(1): {5, 5, 5, 5}}, cfg, Options{})
+	for i := range 3 {
+		b := load.Booking{ID: fmt.Sprint(i), Worker: source(i), PrefillTokens: load.MaxTokens, Tokens: load.MaxTokens, Blocks: load.MaxBlocks, Session: "s"}
+		if err := s.Load().Reserve(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, temperature := range []float64{0, math.SmallestNonzeroFloat64, 1e-300, 1, MaxWeight} {
+		p := cfg.Params
+		p.Temperature = temperature
+		for _, r := range []Request{
+			{Locals: prompt(10)},
+			{Locals: prompt(10), Session: "s"},
+			{Tokens: load.MaxTokens, Session: "s"},
+			{Locals: prompt(10), Preferred: map[string]float64{"a": MaxWeight, "b": -MaxWeight}},
+		} {
+			r.Partition, r.Params = part, &p
+			got, err := s.Select(t.Context(), &r)
+			if err != nil || math.IsNaN(got.Cost) || math.IsInf(got.Cost, 0) {
+				t.Errorf("temperature %v: cost %v, error %v", temperature, got.Cost, err)
+			}
+		}
+	}
+	for _, weight := range []float64{math.NaN(), math.Inf(1), 1e308, -1e308} {
+		_, err := s.Select(t.Context(), &Request{Partition: part, Locals: prompt(10), Preferred: map[string]float64{"a": weight}})
+		if !errors.Is(err, ErrRequest) {
+			t.Errorf("a taint preferred by %v: error %v, want ErrRequest", weight, err)
+		}
+	}
+}
+
+func TestColdIsTheLeastCost(t *testing.T) {
+	s := fleet(t, 3, holdings{source(0): {5, 5, 5, 5}, source(1): {10, 10, 10, 10}}, Default(), Options{})
+	p := DefaultParams()
+	for _, p.Temperature = range []float64{math.SmallestNonzeroFloat64, 1e-308, 1e-6} {
+		for range 50 {
+			r, err := s.Select(t.Context(), &Request{Partition: part, Locals: prompt(10), Params: &p})
+			if err != nil || r.Source != source(1) || r.Cost != 10 {
+				t.Fatalf("temperature %v: %s at cost %v, error %v, want w1 at 10", p.Temperature, r.Source.Instance, r.Cost, err)
+			}
 		}
 	}
 }
