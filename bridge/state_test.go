@@ -144,6 +144,16 @@ func TestStateOnTheWayToTheLog(t *testing.T) {
 			before: batches{{prompt(1, 0, 3)}, {offload(1, "CPU", 1, 2)}, {with(prompt(1, 0, 1), func(e *model.Event) { e.Tokens[0]++ })}},
 			after:  batches{{with(prompt(1, 1, 1), func(e *model.Event) { e.Tokens[0]++ })}, {evict(1, "", 0)}},
 			want:   map[event.Tier]int{event.Device: 3, event.Host: 2}},
+		{name: "a block behind one that stands behind it",
+			before: batches{
+				{prompt(1, 0, 3)},
+				{with(prompt(1, 0, 1), func(e *model.Event) { e.Parent = name(1, 2) })},
+				{with(prompt(2, 0, 3), func(e *model.Event) {
+					e.Parent, e.Hashes = name(1, 2), []model.Hash{name(2, 0), name(1, 1), name(2, 2)}
+				})}},
+			after: batches{{with(prompt(1, 0, 1), func(e *model.Event) { e.Parent = name(1, 1) })}, {prompt(1, 3, 1)}},
+			want:  map[event.Tier]int{event.Device: 3 + 1 + 1},
+			drops: map[string]int64{"own_parent": 3}},
 		{name: "evicted from the middle and stored again",
 			before: batches{{prompt(1, 0, 5)}, {evict(1, "", 2)}},
 			after:  batches{{prompt(1, 2, 1)}},

@@ -118,8 +118,8 @@ func (s *State) store(ev *engine.Event) (Reason, int) {
 		if id == 0 {
 			id = s.newBlock(h, locals)
 			s.put(id, at)
-		} else {
-			id = s.again(id, h, locals, at)
+		} else if id = s.again(id, h, locals, at); id == 0 {
+			return OwnParent, len(ev.Hashes) - i
 		}
 		s.addCopy(id, pool)
 		at = s.after(id)
@@ -303,7 +303,8 @@ func (s *State) announce(id uint32, copies []held) {
 
 // again meets a block that the engine has named before. It nearly always holds
 // what it held. If it does not, the engine uses the name anew, and what the
-// block was before is replaced.
+// block was before is replaced. A block can't be put behind one that stands
+// behind it: then nothing changes, and the result is 0.
 func (s *State) again(id uint32, h *event.EngineHash, locals []uint64, at spot) uint32 {
 	c := &s.cells[id]
 	same := int(c.k) == len(locals)
@@ -316,8 +317,25 @@ func (s *State) again(id uint32, h *event.EngineHash, locals []uint64, at spot) 
 		}
 	} else if same && (!at.known() || at.root == (c.flags&flagRoot != 0) && (at.root || c.parent == at.parent)) {
 		return id
+	} else if s.descends(at.before, id) {
+		return 0
 	}
 	return s.replace(id, h, locals, at)
+}
+
+// descends tells whether an engine block is another one, or stands behind it.
+func (s *State) descends(id, from uint32) bool {
+	for range s.cells {
+		if id == 0 || id == from {
+			return id != 0
+		}
+		c := &s.cells[id]
+		if !s.follows(id, c.before, c.parent) {
+			return false
+		}
+		id = c.before
+	}
+	return false
 }
 
 // replace gives an engine block new content, and keeps its copies.

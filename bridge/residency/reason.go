@@ -17,7 +17,9 @@ const (
 	// UnknownBlock: a removal, or a store without tokens, names a block that
 	// the engine has not told of.
 	UnknownBlock Reason = "unknown_block"
-	// OwnParent: a block is said to be its own parent.
+	// OwnParent: a block is said to be its own parent, or to follow a block
+	// that stands behind it. It and what the store has behind it stay as they
+	// were.
 	OwnParent Reason = "own_parent"
 	// RepeatedHash: a store names a block twice.
 	RepeatedHash Reason = "repeated_hash"

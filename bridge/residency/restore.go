@@ -106,7 +106,10 @@ func (s *State) unlink(id uint32, at spot, ref parentRef) {
 // spot.
 func (s *State) restoreBlock(h *event.EngineHash, locals []uint64, at spot) uint32 {
 	if id := s.find(h); id != 0 {
-		return s.again(id, h, locals, at)
+		if again := s.again(id, h, locals, at); again != 0 {
+			return again
+		}
+		return id // no State wrote this: the digest will tell
 	}
 	id := s.newBlock(h, locals)
 	s.put(id, at)

@@ -124,10 +124,20 @@ func (s *Source) store(e Event) {
 		return
 	}
 	for i, h := range hashes {
+		if s.Knows(h) && s.behind(parent, h) { // it can't be its own ancestor
+			hashes = hashes[:i]
+			break
+		}
 		s.blocks[h] = block{parent: parent, locals: contents[i]}
 		parent = h
 	}
 	s.addCopies(tier, e, hashes)
+}
+
+// behind tells whether a block is another one, or follows it.
+func (s *Source) behind(h, from Hash) bool {
+	path, _, _ := s.path(h, nil)
+	return slices.Contains(path, from)
 }
 
 // contents returns the local hashes of each engine block of a store, nil if its
