@@ -134,19 +134,30 @@ func (s *State) extras(out *Ops) {
 // parkedChains writes the parked blocks, pool by pool, a parent before its
 // children.
 func (s *State) parkedChains() {
-	var tops []uint32 // parked blocks whose parent is not parked too
+	var tops, all []uint32 // tops: parked blocks whose parent is not parked too
 	for id, parent := range s.parents {
+		all = append(all, id)
 		if h := parent.hash(); s.find(&h) == 0 {
 			tops = append(tops, id)
 		}
 	}
 	slices.Sort(tops)
+	slices.Sort(all)
+	order, seen := make([]uint32, 0, len(all)), make(map[uint32]bool, len(all))
+	for _, from := range [][]uint32{tops, all} { // in no chain are those that wait for each other
+		for stack := slices.Clone(from); len(stack) > 0; {
+			id := stack[len(stack)-1]
+			stack = stack[:len(stack)-1]
+			if !seen[id] {
+				seen[id] = true
+				order = append(order, id)
+				stack = append(stack, s.waiting[s.key(id)]...)
+			}
+		}
+	}
 	for i := range s.pools {
 		pool := uint8(i + 1)
-		stack := slices.Clone(tops)
-		for len(stack) > 0 {
-			id := stack[len(stack)-1]
-			stack = append(stack[:len(stack)-1], s.waiting[s.key(id)]...)
+		for _, id := range order {
 			if s.copies(id, pool) > 0 {
 				s.emit.parked(id, pool)
 			}
