@@ -250,31 +250,11 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 	defer n.tel.Shutdown(ctx)
 	meter := n.tel.Meter
 
-	var observers []replica.Observer
-	var choose *chooser
-	var catalog *replica.Catalog
-	var leases *replica.Leases
-	edge, index := (*bridge.Bridge)(nil), (*indexer.Indexer)(nil)
-	if n.withEdge {
-		if edge, err = bridge.New(nc, js, n.bridge, bridge.Options{Logger: log, Meter: meter, Tracer: n.tel.Tracer}); err != nil {
-			return err
-		}
-		refresh := func(ctx context.Context, s event.Source) error { return catalog.Refresh(ctx, s) }
-		if leases, err = replica.NewLeases(js, edge, n.leases, replica.LeaseOptions{Logger: log, Meter: meter, Refresh: refresh}); err != nil {
-			return err
-		}
-		observers = append(observers, leases)
+	p, err := n.build(nc, js, log)
+	if err != nil {
+		return err
 	}
-	if n.withRead {
-		index, choose, err = n.reader(nc, js, log, meter)
-		if err != nil {
-			return err
-		}
-		observers = append(observers, index, choose.selector)
-	}
-	where := replica.DefaultCatalog()
-	where.Replicas = n.nats.replicas
-	catalog = replica.NewCatalog(js, where, log, observers...)
+	edge, leases, index, choose, catalog := p.edge, p.leases, p.index, p.choose, p.catalog
 
 	// Everything ends with ctx, but the catalog and the indexer go on until
 	// the bridge has written its last words.
@@ -329,15 +309,57 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 	}
 	log.Info("stopping")
 	stop() // if a part has failed, the others end too
-	stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-	defer cancel()
-	if e := web.Shutdown(stopping); e != nil {
-		web.Close()
-	}
+	shutdown(ctx, web)
 	early.Wait()
 	stopLate()
 	rest.Wait()
 	return err
+}
+
+// shutdown has an HTTP server finish the requests that it is at, for 5 s.
+func shutdown(ctx context.Context, web *http.Server) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if err := web.Shutdown(ctx); err != nil {
+		web.Close()
+	}
+}
+
+// parts are what a node consists of, beside its HTTP server. Those that its role
+// does not have are nil.
+type parts struct {
+	edge    *bridge.Bridge
+	leases  *replica.Leases
+	index   *indexer.Indexer
+	choose  *chooser
+	catalog *replica.Catalog
+}
+
+// build makes a node's parts. None of them runs yet.
+func (n *node) build(nc *nats.Conn, js jetstream.JetStream, log *slog.Logger) (p parts, err error) {
+	var catalog *replica.Catalog // made last: it tells the others
+	var observers []replica.Observer
+	if n.withEdge {
+		if p.edge, err = bridge.New(nc, js, n.bridge, bridge.Options{Logger: log, Meter: n.tel.Meter, Tracer: n.tel.Tracer}); err != nil {
+			return parts{}, err
+		}
+		refresh := func(ctx context.Context, s event.Source) error { return catalog.Refresh(ctx, s) }
+		if p.leases, err = replica.NewLeases(js, p.edge, n.leases, replica.LeaseOptions{Logger: log, Meter: n.tel.Meter, Refresh: refresh}); err != nil {
+			return parts{}, err
+		}
+		observers = append(observers, p.leases)
+	}
+	if n.withRead {
+		if p.index, p.choose, err = n.reader(nc, js, log, n.tel.Meter); err != nil {
+			return parts{}, err
+		}
+		observers = append(observers, p.index, p.choose.selector)
+	}
+	where := replica.DefaultCatalog()
+	where.Replicas = n.nats.replicas
+	catalog = replica.NewCatalog(js, where, log, observers...)
+	p.catalog = catalog
+	return p, nil
 }
 
 // reader returns what reads the log and answers by it.
