@@ -181,13 +181,16 @@ func (x *Indexer) Run(ctx context.Context) error {
 
 // Ready returns nil if answers are true, and else what is missing. The error
 // wraps ErrNotReady.
-func (x *Indexer) Ready() error {
+func (x *Indexer) Ready() error { return x.readyIn(x.now()) }
+
+// readyIn is Ready for an era.
+func (x *Indexer) readyIn(e *era) error {
 	switch {
 	case !x.synced.Load():
 		return fmt.Errorf("%w: the catalog of workers has not been read yet", ErrNotReady)
-	case !x.now().ready.Load():
-		return fmt.Errorf("%w: at %d of %d records of the log", ErrNotReady, x.Position(), x.end.Load())
-	case !x.now().whole.Load():
+	case !e.ready.Load():
+		return fmt.Errorf("%w: at %d of %d records of the log", ErrNotReady, e.position.Load(), x.end.Load())
+	case !e.whole.Load():
 		return fmt.Errorf("%w: the log has lost its beginning, and bridges are asked for what it had", ErrNotReady)
 	}
 	return nil

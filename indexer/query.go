@@ -41,13 +41,13 @@ func (x *Indexer) Serves(name event.Partition) bool { return x.cfg.Share.Has(nam
 func (x *Indexer) Share() event.Share { return x.cfg.Share }
 
 // BlockSize returns the block size of a partition, in tokens, also of one that is
-// served elsewhere. Errors wrap
-// ErrUnknownPartition, or ErrNotReady while it is not known what partitions there
-// are.
+// served elsewhere. Errors wrap ErrUnknownPartition, or ErrNotReady while it is not
+// known what partitions there are.
 func (x *Indexer) BlockSize(name event.Partition) (uint32, error) {
-	p := x.now().partition(name)
+	e := x.now()
+	p := e.partition(name)
 	if p == nil || !p.open.Load() {
-		err := x.Ready()
+		err := x.readyIn(e)
 		if !x.Serves(name) && x.synced.Load() { // the catalog says it all
 			err = nil
 		}
@@ -66,10 +66,10 @@ func (x *Indexer) Match(q *Query, name event.Partition, locals []uint64) (Answer
 	if !x.Serves(name) {
 		return Answer{}, ErrElsewhere
 	}
-	if err := x.Ready(); err != nil {
+	e := x.now() // one for all: the log may begin anew meanwhile
+	if err := x.readyIn(e); err != nil {
 		return Answer{}, err
 	}
-	e := x.now()
 	p := e.partition(name)
 	if p == nil || !p.open.Load() {
 		return Answer{}, ErrUnknownPartition
@@ -154,11 +154,11 @@ type DumpedBlock struct {
 // Dump returns the blocks of all sources of a partition that queries are
 // answered with, and the log sequence that they are true for.
 func (x *Indexer) Dump(name event.Partition) (sources []Dumped, blockSize uint32, logSeq uint64, err error) {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
 	if err := x.Ready(); err != nil {
 		return nil, 0, 0, err
 	}
-	x.mu.RLock()
-	defer x.mu.RUnlock()
 	p := x.now().partition(name)
 	if p == nil || !p.open.Load() {
 		return nil, 0, 0, ErrUnknownPartition
