@@ -76,15 +76,14 @@ const (
 
 // Why a source became empty, or batches are lost: values of Op.Reason.
 const (
-	ReasonNew         = "new"          // reset: the source's first record
-	ReasonRestart     = "restart"      // reset: the engine restarted
-	ReasonGap         = "gap"          // reset: state given up because of a gap (--on-gap=reset)
-	ReasonTrimmed     = "trimmed"      // gap: the engine's replay ring starts later
-	ReasonAbsent      = "absent"       // gap: no replay brought the batches
-	ReasonNoReplay    = "no_replay"    // gap: the worker has no replay endpoint
-	ReasonUnreachable = "unreachable"  // gap: the replay endpoint does not answer
-	ReasonUndecodable = "undecodable"  // gap: the batch arrived and can't be read
-	ReasonOverflow    = "backlog_full" // gap: more arrived than the bridge may hold
+	ReasonNew         = "new"         // reset: the source's first record
+	ReasonRestart     = "restart"     // reset: the engine restarted
+	ReasonGap         = "gap"         // reset: state given up because of a gap (--on-gap=reset)
+	ReasonTrimmed     = "trimmed"     // gap: the engine's replay ring starts later
+	ReasonAbsent      = "absent"      // gap: no replay brought the batches
+	ReasonNoReplay    = "no_replay"   // gap: the worker has no replay endpoint
+	ReasonUnreachable = "unreachable" // gap: the replay endpoint does not answer
+	ReasonUndecodable = "undecodable" // gap: the batch arrived and can't be read
 )
 
 // Group is a KV cache group of an engine with hybrid attention. An event that

@@ -133,9 +133,6 @@ type Request struct {
 // Hit returns how many tokens of the prompt were held anywhere.
 func (r *Request) Hit() int { return r.HitDevice + r.HitHost }
 
-// Blocks returns how many blocks the request has begun.
-func (r *Request) Blocks() int { return len(r.slots) }
-
 // Start gives a prompt its blocks: those that are held, and new ones, for which
 // others are evicted. The error wraps ErrFull or ErrTooLong.
 func (c *Cache) Start(now time.Time, p Prompt) (*Request, error) {

@@ -116,8 +116,6 @@ var (
 	ErrUnknown = errors.New("unknown")
 	// ErrFull: as many reservations as are allowed are active.
 	ErrFull = errors.New("too many reservations")
-	// ErrNoWorker: no worker was picked.
-	ErrNoWorker = errors.New("no worker")
 	// ErrNotJoined: the load of the other replicas is not known yet.
 	ErrNotJoined = errors.New("load of other replicas not known yet")
 	// ErrContended: a booking lost against other replicas too often.
