@@ -295,25 +295,18 @@ func (l *listener) conclude(q *request, helped bool) (census bool) {
 	}
 	switch {
 	case q.restarts || !l.connected || q.conn != l.conn || q.incarnation != l.incarnation:
-		return false
+		return false // what an engine that is away does not answer now it may answer when it is back
 	case q.census:
 		if l.concludeCensus(q) {
 			return false
 		}
 	case q.overlap && q.end && (q.got == 0 || q.verify && l.verify):
-		// The engine has nothing from the overlap on.
-		return true
-	case q.overlap && q.end && q.got == 0 && r.probe:
-		// The same, of an engine that was believed to be the one from before: it
-		// may have started again unnoticed, its replay socket being silent then.
-		r.probe = false
-		r.quiet++
+		// The engine has nothing from the overlap on. It may have started again
+		// unnoticed, also if it was believed to be the one from before: its
+		// replay socket may have been silent then.
 		return true
 	}
 	answered := q.end || q.got > 0
-	if !answered && !l.connected {
-		return false // the engine is away: what it does not answer now it may answer when it is back
-	}
 	if !helped && (l.verify || l.hole() || !answered) {
 		r.attempts++
 	}
