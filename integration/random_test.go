@@ -335,6 +335,11 @@ func (s *script) stopBridge() error {
 			if err := s.settle(a); err != nil {
 				return err
 			}
+			// A subscription that is still on its way would count as one that
+			// gets what is published after the bridge's end.
+			if err := a.connected(1); err != nil {
+				return err
+			}
 		}
 	}
 	if s.mortal {
