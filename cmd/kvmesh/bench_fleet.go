@@ -100,6 +100,7 @@ what every index holds is compared with what the caches of the engines hold.`,
 type fleetRun struct {
 	b        *fleetBench
 	progress io.Writer
+	mu       sync.Mutex // of f, while something goes on beside the requests
 	f        figures
 
 	mock, nats, bridge *process
@@ -363,13 +364,17 @@ func (r *fleetRun) measure(ctx context.Context) error {
 	beside := r.beside(ctx)
 	own, began := cpuTime(), time.Now()
 	sums := r.driver.run(ctx, r.b.requests, r.b.atOnce, r.b.rate)
-	r.f["seconds"] = time.Since(began).Seconds()
+	sent := time.Since(began)
 	if err := errors.Join(ctx.Err(), r.settled(ctx)); err != nil {
 		return err
 	}
-	r.f["seconds_until_visible"] = time.Since(began).Seconds()
-	r.f["router_cpu_ms_per_request"] = (cpuTime() - own).Seconds() * 1e3 / float64(max(1, sums.requests))
-	if err := r.account(ctx, sums, before); err != nil {
+	visible, spent := time.Since(began), cpuTime()-own
+	r.mu.Lock()
+	r.f["seconds"], r.f["seconds_until_visible"] = sent.Seconds(), visible.Seconds()
+	r.f["router_cpu_ms_per_request"] = spent.Seconds() * 1e3 / float64(max(1, sums.requests))
+	err := r.account(ctx, sums, before)
+	r.mu.Unlock()
+	if err != nil {
 		return err
 	}
 	if err := beside(); err != nil {

@@ -80,13 +80,12 @@ func (r *fleetRun) differing(truth engines.Truth, have map[event.Source]event.Di
 func (r *fleetRun) beside(ctx context.Context) (wait func() error) {
 	watched, stop := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
-	var mu sync.Mutex
 	var first error
 	begin := func(f func() error) {
 		tasks.Go(func() {
 			if err := f(); err != nil {
-				mu.Lock()
-				defer mu.Unlock()
+				r.mu.Lock()
+				defer r.mu.Unlock()
 				if first == nil {
 					first = err
 				}
@@ -100,7 +99,7 @@ func (r *fleetRun) beside(ctx context.Context) (wait func() error) {
 	})
 	if r.b.profiled > 0 {
 		for _, p := range []*process{r.bridge, r.nats, r.indexers[0]} {
-			begin(func() error { return r.split(ctx, p, &mu) })
+			begin(func() error { return r.split(ctx, p) })
 		}
 	}
 	if r.b.late > 0 {
@@ -109,9 +108,9 @@ func (r *fleetRun) beside(ctx context.Context) (wait func() error) {
 			defer pause.Stop()
 			select {
 			case <-pause.C:
-				return r.joinLate(ctx, &mu)
+				return r.joinLate(ctx)
 			case <-finished: // the requests are out before that
-				return r.joinLate(ctx, &mu)
+				return r.joinLate(ctx)
 			}
 		})
 	}
@@ -160,7 +159,7 @@ func cpuRules() []measure.Rule {
 }
 
 // split notes what share of a process's time goes where.
-func (r *fleetRun) split(ctx context.Context, p *process, mu *sync.Mutex) error {
+func (r *fleetRun) split(ctx context.Context, p *process) error {
 	data, err := p.profile(ctx, r.b.profiled)
 	if err == nil {
 		err = r.keep(p.key()+".cpu.prof", data)
@@ -172,8 +171,8 @@ func (r *fleetRun) split(ctx context.Context, p *process, mu *sync.Mutex) error 
 	if err != nil {
 		return fmt.Errorf("profile of %s: %w", p.role, err)
 	}
-	mu.Lock()
-	defer mu.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for category, share := range profile.Split(cpuRules()) {
 		if category == "" {
 			category = "other"

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/kvmesh/kvmesh/indexer/event"
@@ -56,7 +55,7 @@ func digestsFrom(ctx context.Context, addr string) (held map[event.Source]event.
 
 // joinLate starts another indexer while requests run, and compares it with the
 // first one, source by source, where both have applied the same last record.
-func (r *fleetRun) joinLate(ctx context.Context, mu *sync.Mutex) error {
+func (r *fleetRun) joinLate(ctx context.Context) error {
 	began := time.Now()
 	late, err := r.indexer(ctx)
 	r.late = late
@@ -80,8 +79,8 @@ func (r *fleetRun) joinLate(ctx context.Context, mu *sync.Mutex) error {
 			}
 		}
 	}
-	mu.Lock()
-	defer mu.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.f["late_ready_s"] = ready.Seconds()
 	r.f["late_compared"], r.f["late_unequal"] = float64(compared), float64(unequal)
 	return nil
