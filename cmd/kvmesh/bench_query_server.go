@@ -20,15 +20,17 @@ import (
 	"github.com/kvmesh/kvmesh/indexer/api"
 	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/indexer/hash"
+	"github.com/kvmesh/kvmesh/integration/blocks"
 )
 
-// The fleet of the benchmark: each sequence is held by a group of workers.
+// The fleet of the benchmark, which is that of bench index: each sequence is held
+// by a group of workers.
 const (
-	fleetWorkers   = 64
-	fleetGroup     = 8  // workers that hold the same sequences
-	fleetSequences = 16 // of each worker
-	fleetBlocks    = 1024
-	fleetBlockSize = 16
+	fleetWorkers   = blocks.Workers
+	fleetGroup     = blocks.Share     // workers that hold the same sequences
+	fleetSequences = blocks.PerWorker // of each worker
+	fleetBlocks    = blocks.Length
+	fleetBlockSize = blocks.BlockSize
 )
 
 var fleetPartition = event.Partition{Model: "bench", Group: "default"}
@@ -38,17 +40,7 @@ func fleetSource(worker int) event.Source {
 }
 
 // fleetTokens returns the tokens of a sequence.
-func fleetTokens(sequence int) []uint32 {
-	out := make([]uint32, fleetBlocks*fleetBlockSize)
-	for i := range out {
-		x := uint64(sequence)<<32 | uint64(i)
-		x += 0x9e3779b97f4a7c15
-		x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-		x = (x ^ x>>27) * 0x94d049bb133111eb
-		out[i] = uint32((x ^ x>>31) % 128_000)
-	}
-	return out
-}
+func fleetTokens(sequence int) []uint32 { return blocks.PromptTokens(uint64(sequence), fleetBlocks) }
 
 // fleetLocals returns the local hashes of a sequence.
 func fleetLocals(sequence int) []uint64 {

@@ -4,6 +4,7 @@ import (
 	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/indexer/hash"
 	"github.com/kvmesh/kvmesh/indexer/prefix"
+	"github.com/kvmesh/kvmesh/integration/model"
 )
 
 // Target is what traffic is applied to: a prefix.Writer or a Naive.
@@ -24,14 +25,6 @@ const (
 	vocab     = 128000
 )
 
-// Mix is splitmix64.
-func Mix(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
-}
-
 // Prompt is the blocks of one prompt.
 type Prompt struct {
 	Locals, Seqs []uint64
@@ -41,7 +34,7 @@ type Prompt struct {
 func PromptTokens(number uint64, blocks int) []uint32 {
 	tokens := make([]uint32, blocks*BlockSize)
 	for i := range tokens {
-		tokens[i] = uint32(Mix(number<<32|uint64(i)) % vocab)
+		tokens[i] = uint32(model.Mix(number<<32|uint64(i)) % vocab)
 	}
 	return tokens
 }

@@ -126,13 +126,13 @@ func (w *Workload) Prompts(n int) []model.Prompt {
 // every engine.
 func (w *Workload) content(prompt uint64, block int) uint64 {
 	if block < w.o.Shared {
-		return spread(prompt%roots<<32 | uint64(block))
+		return model.Mix(prompt%roots<<32 | uint64(block))
 	}
-	return spread(spread(w.o.Seed<<32^prompt) + uint64(block))
+	return model.Mix(model.Mix(w.o.Seed<<32^prompt) + uint64(block))
 }
 
 func token(content uint64, at int) uint32 {
-	return uint32(spread(content+uint64(at)) % model.Vocab)
+	return uint32(model.Mix(content+uint64(at)) % model.Vocab)
 }
 
 // hash is the engine's name for a block of a prompt.
@@ -140,13 +140,5 @@ func (w *Workload) hash(prompt uint64, block int) model.Hash {
 	if block < w.o.Shared {
 		prompt %= roots
 	}
-	return model.Int(spread(spread(w.o.Seed^prompt<<20) + uint64(block)))
-}
-
-// spread spreads the bits of x (splitmix64).
-func spread(x uint64) uint64 {
-	x += 0x9E3779B97F4A7C15
-	x = (x ^ x>>30) * 0xBF58476D1CE4E5B9
-	x = (x ^ x>>27) * 0x94D049BB133111EB
-	return x ^ x>>31
+	return model.Int(model.Mix(model.Mix(w.o.Seed^prompt<<20) + uint64(block)))
 }

@@ -88,8 +88,8 @@ func appendTokens(dst []uint32, rng *rand.Rand, n int) []uint32 {
 	return dst
 }
 
-// mix spreads the bits of x (splitmix64).
-func mix(x uint64) uint64 {
+// Mix spreads the bits of x (splitmix64).
+func Mix(x uint64) uint64 {
 	x += 0x9E3779B97F4A7C15
 	x = (x ^ x>>30) * 0xBF58476D1CE4E5B9
 	x = (x ^ x>>27) * 0x94D049BB133111EB

@@ -142,7 +142,7 @@ func (t *Traffic) event() Event {
 
 // name is the engine's hash of block i of a prompt, in chunks of so many blocks.
 func (t *Traffic) name(p Prompt, i, chunk int) Hash {
-	return Int(mix(p.seqs[i] ^ t.salt ^ uint64(chunk)*0x1234567))
+	return Int(Mix(p.seqs[i] ^ t.salt ^ uint64(chunk)*0x1234567))
 }
 
 // store tells blocks of a prompt: mostly the first that are missing.
@@ -257,9 +257,9 @@ func (t *Traffic) alias(hashes []Hash) {
 		return
 	}
 	for i, h := range hashes {
-		b := binary.BigEndian.AppendUint64(make([]byte, 0, 32), mix(h.bits))
-		b = binary.BigEndian.AppendUint64(b, mix(h.bits+1))
-		b = binary.BigEndian.AppendUint64(b, mix(h.bits+2))
+		b := binary.BigEndian.AppendUint64(make([]byte, 0, 32), Mix(h.bits))
+		b = binary.BigEndian.AppendUint64(b, Mix(h.bits+1))
+		b = binary.BigEndian.AppendUint64(b, Mix(h.bits+2))
 		hashes[i] = Bytes(binary.BigEndian.AppendUint64(b, h.bits))
 	}
 }

@@ -18,6 +18,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/kvmesh/kvmesh/integration/model"
 )
 
 // BlockTokens is how many tokens of a prompt a hash id stands for.
@@ -110,7 +112,7 @@ func (r *Request) AppendLocals(dst []uint64, blockSize int) []uint64 {
 	dst = slices.Grow(dst, len(r.HashIDs)*per)
 	for _, id := range r.HashIDs {
 		for i := range per {
-			dst = append(dst, mix(mix(id)+uint64(i)))
+			dst = append(dst, model.Mix(model.Mix(id)+uint64(i)))
 		}
 	}
 	return dst
@@ -122,9 +124,9 @@ func (r *Request) AppendTokens(dst []uint32, vocab uint32) []uint32 {
 	left := r.InputLength
 	dst = slices.Grow(dst, left)
 	for _, id := range r.HashIDs {
-		base := mix(id)
+		base := model.Mix(id)
 		for i := range min(left, BlockTokens) {
-			dst = append(dst, uint32(mix(base+uint64(i))%uint64(vocab)))
+			dst = append(dst, uint32(model.Mix(base+uint64(i))%uint64(vocab)))
 		}
 		left -= min(left, BlockTokens)
 	}
@@ -151,12 +153,4 @@ func IDs(requests []Request) uint64 {
 		}
 	}
 	return n
-}
-
-// mix spreads the bits of x (splitmix64).
-func mix(x uint64) uint64 {
-	x += 0x9E3779B97F4A7C15
-	x = (x ^ x>>30) * 0xBF58476D1CE4E5B9
-	x = (x ^ x>>27) * 0x94D049BB133111EB
-	return x ^ x>>31
 }

@@ -13,6 +13,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+
+	"github.com/kvmesh/kvmesh/integration/model"
 )
 
 // Vocab is how many token ids prompts are made of.
@@ -28,7 +30,7 @@ type Segment struct {
 func (s Segment) Append(dst []uint32) []uint32 {
 	dst = slices.Grow(dst, s.Tokens)
 	for i := range s.Tokens {
-		dst = append(dst, uint32(mix(s.Seed+uint64(i))%Vocab))
+		dst = append(dst, uint32(model.Mix(s.Seed+uint64(i))%Vocab))
 	}
 	return dst
 }
@@ -174,7 +176,7 @@ func New(o Options) (*Generator, error) {
 
 // Session returns the session with a number.
 func (g *Generator) Session(number uint64) *Session {
-	rng := rand.New(rand.NewPCG(g.o.Seed, mix(number)))
+	rng := rand.New(rand.NewPCG(g.o.Seed, model.Mix(number)))
 	at, _ := slices.BinarySearch(g.weight, rng.Float64()*g.weight[len(g.weight)-1])
 	s := &Session{o: &g.o, rng: rng, number: number, left: g.o.Turns.draw(rng)}
 	s.main.context = []Segment{g.system[min(at, len(g.system)-1)], s.say(g.o.User)}
@@ -264,12 +266,4 @@ func (s *Session) subTurn() Turn {
 		s.back = append(s.back, answer)
 	}
 	return t
-}
-
-// mix spreads the bits of x (splitmix64).
-func mix(x uint64) uint64 {
-	x += 0x9E3779B97F4A7C15
-	x = (x ^ x>>30) * 0xBF58476D1CE4E5B9
-	x = (x ^ x>>27) * 0x94D049BB133111EB
-	return x ^ x>>31
 }
