@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -24,7 +23,7 @@ import (
 type handover struct {
 	t      *testing.T
 	ctx    context.Context
-	nats   *server.Server
+	nats   *natsHub
 	js     jetstream.JetStream
 	engine *mock.Engine
 	worker event.Worker
@@ -38,15 +37,8 @@ func newHandover(t *testing.T, o mock.Options) *handover {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
-	s, err := server.NewServer(&server.Options{ServerName: "test", JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true, DontListen: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	if !s.ReadyForConnections(30 * time.Second) {
-		t.Fatal("NATS is not ready")
-	}
+	nats := newHub(t, 0)
+	nats.start()
 	e, err := mock.NewEngine(o)
 	if err != nil {
 		t.Fatal(err)
@@ -55,7 +47,7 @@ func newHandover(t *testing.T, o mock.Options) *handover {
 		t.Fatal(err)
 	}
 	t.Cleanup(e.Stop)
-	h := &handover{t: t, ctx: ctx, nats: s, engine: e, truth: model.New(16, ""), load: mock.NewWorkload(mock.WorkloadOptions{Capacity: 256})}
+	h := &handover{t: t, ctx: ctx, nats: nats, engine: e, truth: model.New(16, ""), load: mock.NewWorkload(mock.WorkloadOptions{Capacity: 256})}
 	h.worker = event.Worker{
 		Source: event.Source{Model: "m", Group: "default", Instance: "w"}, Endpoint: e.Addr(), ReplayEndpoint: e.ReplayAddr(), BlockSize: 16,
 	}
@@ -65,15 +57,8 @@ func newHandover(t *testing.T, o mock.Options) *handover {
 
 func (h *handover) connect() (*nats.Conn, jetstream.JetStream) {
 	h.t.Helper()
-	nc, err := nats.Connect(nats.DefaultURL, nats.InProcessServer(h.nats), nats.MaxReconnects(-1), nats.ReconnectBufSize(-1))
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	nc, js := h.nats.connect()
 	h.t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
-	if err != nil {
-		h.t.Fatal(err)
-	}
 	return nc, js
 }
 

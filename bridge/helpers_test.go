@@ -3,7 +3,6 @@ package bridge_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -13,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	sdk "go.opentelemetry.io/otel/sdk/metric"
@@ -24,6 +22,7 @@ import (
 	"github.com/kvmesh/kvmesh/bridge"
 	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/integration/feed"
+	"github.com/kvmesh/kvmesh/integration/hub"
 )
 
 func TestMain(m *testing.M) {
@@ -36,72 +35,30 @@ func TestMain(m *testing.M) {
 // long where all is well.
 const patience = 2 * time.Minute
 
-// hub is a NATS server with JetStream on disk that can be stopped and started
-// again on its files while clients stay.
-type hub struct {
-	t   testing.TB
-	dir string
-
-	maxPayload int32 // 0: the server's own
-
-	mu sync.Mutex
-	s  *server.Server // nil while it is down
+// natsHub is a NATS server that ends its test where it can't do as it is told.
+type natsHub struct {
+	*hub.Hub
+	t testing.TB
 }
 
-func newHub(t testing.TB) *hub {
-	h := &hub{t: t, dir: t.TempDir()}
-	t.Cleanup(h.stop)
+// newHub returns a server, not started. maxPayload bounds a message; 0 is the
+// server's own bound.
+func newHub(t testing.TB, maxPayload int32) *natsHub {
+	h := &natsHub{hub.New(t.TempDir(), maxPayload), t}
+	t.Cleanup(h.Stop)
 	return h
 }
 
-func (h *hub) start() {
+func (h *natsHub) start() {
 	h.t.Helper()
-	s, err := server.NewServer(&server.Options{
-		ServerName: "test", JetStream: true, StoreDir: h.dir, NoSigs: true, NoLog: true, DontListen: true,
-		JetStreamMaxMemory: 1 << 30, JetStreamMaxStore: 8 << 30, MaxPayload: h.maxPayload,
-	})
-	if err != nil {
+	if err := h.Start(); err != nil {
 		h.t.Fatal(err)
 	}
-	s.Start()
-	if !s.ReadyForConnections(patience) {
-		h.t.Fatal("the NATS server does not get ready")
-	}
-	h.mu.Lock()
-	h.s = s
-	h.mu.Unlock()
 }
 
-func (h *hub) stop() {
-	h.mu.Lock()
-	s := h.s
-	h.s = nil
-	h.mu.Unlock()
-	if s != nil {
-		s.Shutdown()
-		s.WaitForShutdown()
-	}
-}
-
-// InProcessConn implements nats.InProcessConnProvider.
-func (h *hub) InProcessConn() (net.Conn, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.s == nil {
-		return nil, errors.New("the NATS server is down")
-	}
-	return h.s.InProcessConn()
-}
-
-func (h *hub) connect() (*nats.Conn, jetstream.JetStream) {
+func (h *natsHub) connect() (*nats.Conn, jetstream.JetStream) {
 	h.t.Helper()
-	nc, err := nats.Connect(nats.DefaultURL, nats.InProcessServer(h), nats.MaxReconnects(-1), nats.ReconnectWait(5*time.Millisecond),
-		nats.ReconnectJitter(time.Millisecond, time.Millisecond), nats.ReconnectBufSize(-1), nats.RetryOnFailedConnect(true),
-		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	js, err := jetstream.New(nc)
+	nc, js, err := hub.Connect(h, nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -113,7 +70,7 @@ func (h *hub) connect() (*nats.Conn, jetstream.JetStream) {
 type rig struct {
 	t   testing.TB
 	ctx context.Context
-	hub *hub
+	hub *natsHub
 	nc  *nats.Conn
 	js  jetstream.JetStream
 	log *feed.Reader
@@ -126,9 +83,9 @@ type rig struct {
 	statuses map[string]event.ListenerStatus // what bridges said last of each source
 }
 
-func newRig(t testing.TB) *rig { return newRigOn(t, newHub(t)) }
+func newRig(t testing.TB) *rig { return newRigOn(t, newHub(t, 0)) }
 
-func newRigOn(t testing.TB, h *hub) *rig {
+func newRigOn(t testing.TB, h *natsHub) *rig {
 	h.start()
 	ctx, cancel := context.WithCancel(t.Context())
 	r := &rig{t: t, ctx: ctx, hub: h, log: feed.NewReader(), actors: map[event.Source]*actor{}, statuses: map[string]event.ListenerStatus{}}

@@ -147,11 +147,11 @@ func TestLargeBatchesAreSplit(t *testing.T) {
 	for name, small := range map[string]bool{"by the bridge's limit": false, "by the server's": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			h := newHub(t)
+			var maxPayload int32
 			if small {
-				h.maxPayload = 128 << 10
+				maxPayload = 128 << 10
 			}
-			r := newRigOn(t, h)
+			r := newRigOn(t, newHub(t, maxPayload))
 			a := r.engine("a")
 			e := r.bridge(func(c *bridge.Config) { c.MaxMessage = 256 << 10; c.CheckpointBytes = 1 << 30 })
 			e.serve(a)
@@ -191,9 +191,7 @@ func TestLargeBatchesAreSplit(t *testing.T) {
 // One operation that is larger than a message can't be written at all unless it is
 // divided.
 func TestOneLargeEvent(t *testing.T) {
-	h := newHub(t)
-	h.maxPayload = 48 << 10
-	r := newRigOn(t, h)
+	r := newRigOn(t, newHub(t, 48<<10))
 	a := r.engine("a")
 	a.worker.Engine = "sglang"
 	a.oracle = newOracle(a, model.SGLang)
@@ -215,9 +213,7 @@ func TestOneLargeEvent(t *testing.T) {
 // A server that takes less than one operation is of no use: that is said, and
 // nothing else happens.
 func TestAServerForSmallMessages(t *testing.T) {
-	h := newHub(t)
-	h.maxPayload = 32 << 10
-	r := newRigOn(t, h)
+	r := newRigOn(t, newHub(t, 32<<10))
 	a := r.engine("a")
 	r.bridge().Set(a.worker)
 	r.await("the source has failed", func() bool {
@@ -428,7 +424,7 @@ func TestNATSAway(t *testing.T) {
 	e.serve(a)
 	a.publish(prompt(1, 0, 1))
 	r.synced(a)
-	r.hub.stop()
+	r.hub.Stop()
 	// 50 KB each on the wire, and 16 KB each of hashes.
 	padded := func(id int) model.Event {
 		return with(prompt(id, 0, 1000), func(e *model.Event) { e.Wire.Also = []model.Field{{Name: "x", Value: make([]byte, 50<<10)}} })
@@ -463,7 +459,7 @@ func TestNATSRestarts(t *testing.T) {
 			a.publish(prompt(round, i, 1))
 			b.publish(prompt(round, i, 2), evict(round, "", i))
 			if i == 20 {
-				r.hub.stop()
+				r.hub.Stop()
 			}
 			if i == 40 {
 				r.hub.start()

@@ -191,7 +191,7 @@ func (c *chaos) step() {
 		}
 		c.e.Set(a.worker)
 	case x < 94:
-		c.hub.stop()
+		c.hub.Stop()
 		for range c.rng.IntN(5) {
 			c.publish(a, mock.Sent)
 		}

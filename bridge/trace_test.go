@@ -63,7 +63,7 @@ func TestBatchesAreTraced(t *testing.T) {
 	e.serve(a)
 	a.publish(prompt(1, 0, 2))
 	r.synced(a)
-	r.hub.stop()
+	r.hub.Stop()
 	for i := range 20 {
 		a.publish(prompt(2+i, 0, 3))
 	}

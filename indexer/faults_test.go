@@ -186,7 +186,7 @@ func TestBadMessages(t *testing.T) {
 func (w *world) cut(change func()) {
 	w.t.Helper()
 	w.keepAway(true)
-	w.stopNATS()
+	w.nats.Stop()
 	w.startNATS()
 	change()
 	w.keepAway(false)
@@ -219,7 +219,7 @@ func TestLogChanges(t *testing.T) {
 		}},
 		{"made anew", func(t *testing.T, w *world, _ *feed.Writer, rng *rand.Rand) ([]*feed.Writer, uint64) {
 			w.keepAway(true)
-			w.stopNATS()
+			w.nats.Stop()
 			w.restore("")
 			w.startNATS()
 			w.makeStream()
@@ -230,7 +230,7 @@ func TestLogChanges(t *testing.T) {
 		}},
 		{"made anew, and longer", func(t *testing.T, w *world, _ *feed.Writer, rng *rand.Rand) ([]*feed.Writer, uint64) {
 			w.keepAway(true)
-			w.stopNATS()
+			w.nats.Stop()
 			w.restore("")
 			w.startNATS()
 			w.makeStream()
@@ -241,7 +241,7 @@ func TestLogChanges(t *testing.T) {
 		}},
 		{"gone, and made by the indexer", func(t *testing.T, w *world, _ *feed.Writer, rng *rand.Rand) ([]*feed.Writer, uint64) {
 			w.keepAway(true)
-			w.stopNATS()
+			w.nats.Stop()
 			w.restore("")
 			w.startNATS()
 			w.keepAway(false)
@@ -279,7 +279,7 @@ func TestLogIsShorter(t *testing.T) {
 	x := w.start(nil)
 	x.reach(1)
 	w.keepAway(true)
-	w.stopNATS()
+	w.nats.Stop()
 	before := filepath.Join(t.TempDir(), "copy")
 	if err := os.CopyFS(before, os.DirFS(w.dir)); err != nil {
 		t.Fatal(err)
@@ -291,7 +291,7 @@ func TestLogIsShorter(t *testing.T) {
 	x.agrees(stateOf(of))
 
 	w.keepAway(true)
-	w.stopNATS()
+	w.nats.Stop()
 	w.restore(before)
 	w.startNATS()
 	w.keepAway(false)

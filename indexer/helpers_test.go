@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"go.opentelemetry.io/otel/sdk/metric"
@@ -26,6 +25,7 @@ import (
 	"github.com/kvmesh/kvmesh/indexer"
 	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/integration/feed"
+	"github.com/kvmesh/kvmesh/integration/hub"
 	"github.com/kvmesh/kvmesh/integration/model"
 )
 
@@ -43,12 +43,12 @@ const (
 
 // world is a NATS server with a log, and the naive state of what is in it.
 type world struct {
-	t   *testing.T
-	dir string
-	ctx context.Context
+	t    *testing.T
+	dir  string
+	ctx  context.Context
+	nats *hub.Hub
 
 	mu   sync.Mutex
-	s    *server.Server
 	away bool // indexers can't reach NATS
 
 	nc      *nats.Conn
@@ -63,8 +63,9 @@ func newWorld(t *testing.T, seed uint64) *world {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	t.Cleanup(cancel)
 	w := &world{t: t, dir: t.TempDir(), ctx: ctx}
+	w.nats = hub.New(w.dir, 0)
 	w.startNATS()
-	t.Cleanup(w.stopNATS)
+	t.Cleanup(w.nats.Stop)
 	w.nc, w.js = w.connect(gate{w, false})
 	w.makeStream()
 	w.prompts = model.Prompts(model.PromptOptions{Seed: seed, BlockSize: blockSize, N: 10, Spaced: 2})
@@ -84,28 +85,8 @@ func (w *world) makeStream() {
 
 func (w *world) startNATS() {
 	w.t.Helper()
-	s, err := server.NewServer(&server.Options{ServerName: "test", JetStream: true, StoreDir: w.dir, NoSigs: true, NoLog: true, DontListen: true,
-		JetStreamMaxMemory: 1 << 28, JetStreamMaxStore: 1 << 32})
-	if err != nil {
+	if err := w.nats.Start(); err != nil {
 		w.t.Fatal(err)
-	}
-	s.Start()
-	if !s.ReadyForConnections(patience) {
-		w.t.Fatal("NATS is not ready")
-	}
-	w.mu.Lock()
-	w.s = s
-	w.mu.Unlock()
-}
-
-func (w *world) stopNATS() {
-	w.mu.Lock()
-	s := w.s
-	w.s = nil
-	w.mu.Unlock()
-	if s != nil {
-		s.Shutdown()
-		s.WaitForShutdown()
 	}
 }
 
@@ -126,25 +107,21 @@ type gate struct {
 // InProcessConn implements nats.InProcessConnProvider.
 func (g gate) InProcessConn() (net.Conn, error) {
 	g.w.mu.Lock()
-	defer g.w.mu.Unlock()
-	if g.w.s == nil || g.guest && g.w.away {
+	away := g.w.away
+	g.w.mu.Unlock()
+	if g.guest && away {
 		return nil, errors.New("NATS is away")
 	}
-	return g.w.s.InProcessConn()
+	return g.w.nats.InProcessConn()
 }
 
 func (w *world) connect(g gate) (*nats.Conn, jetstream.JetStream) {
 	w.t.Helper()
-	nc, err := nats.Connect(nats.DefaultURL, nats.InProcessServer(g), nats.MaxReconnects(-1), nats.ReconnectWait(5*time.Millisecond),
-		nats.ReconnectJitter(time.Millisecond, time.Millisecond), nats.ReconnectBufSize(-1), nats.RetryOnFailedConnect(true))
+	nc, js, err := hub.Connect(g)
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	w.t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
-	if err != nil {
-		w.t.Fatal(err)
-	}
 	return nc, js
 }
 

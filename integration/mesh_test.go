@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -13,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -21,6 +19,7 @@ import (
 	"github.com/kvmesh/kvmesh/indexer"
 	"github.com/kvmesh/kvmesh/indexer/api"
 	"github.com/kvmesh/kvmesh/indexer/event"
+	"github.com/kvmesh/kvmesh/integration/hub"
 	"github.com/kvmesh/kvmesh/replica"
 )
 
@@ -50,68 +49,14 @@ func retry(attempt func(ctx context.Context) error) (err error) {
 	return err
 }
 
-// natsServer is an embedded NATS server with JetStream on disk that can be
-// stopped and started again on its files while clients stay.
-type natsServer struct {
-	dir string
-
-	mu sync.Mutex
-	s  *server.Server // nil while it is down
-}
-
-func (n *natsServer) start() error {
-	s, err := server.NewServer(&server.Options{
-		ServerName: "test", JetStream: true, StoreDir: n.dir, NoSigs: true, NoLog: true, DontListen: true,
-		JetStreamMaxMemory: 1 << 30, JetStreamMaxStore: 8 << 30,
-	})
-	if err != nil {
-		return err
-	}
-	s.Start()
-	if !s.ReadyForConnections(patience) {
-		s.Shutdown()
-		return errors.New("NATS server is not ready")
-	}
-	n.mu.Lock()
-	n.s = s
-	n.mu.Unlock()
-	return nil
-}
-
-func (n *natsServer) stop() {
-	n.mu.Lock()
-	s := n.s
-	n.s = nil
-	n.mu.Unlock()
-	if s != nil {
-		s.Shutdown()
-		s.WaitForShutdown()
-	}
-}
-
-// InProcessConn implements nats.InProcessConnProvider.
-func (n *natsServer) InProcessConn() (net.Conn, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.s == nil {
-		return nil, errors.New("NATS server is down")
-	}
-	return n.s.InProcessConn()
-}
-
 // client is a connection to NATS of one part of a mesh.
 type client struct {
 	nc *nats.Conn
 	js jetstream.JetStream
 }
 
-func (n *natsServer) connect() (client, error) {
-	nc, err := nats.Connect(nats.DefaultURL, nats.InProcessServer(n), nats.MaxReconnects(-1), nats.ReconnectWait(5*time.Millisecond),
-		nats.ReconnectJitter(time.Millisecond, time.Millisecond), nats.ReconnectBufSize(-1), nats.RetryOnFailedConnect(true))
-	if err != nil {
-		return client{}, err
-	}
-	js, err := jetstream.New(nc)
+func connect(h *hub.Hub) (client, error) {
+	nc, js, err := hub.Connect(h)
 	return client{nc, js}, err
 }
 
@@ -141,7 +86,7 @@ func (c client) run(tasks ...func(context.Context) error) *part {
 type mesh struct {
 	t       testing.TB
 	log     *slog.Logger
-	nats    *natsServer
+	nats    *hub.Hub
 	dir     string
 	admin   *part
 	catalog *replica.Catalog
@@ -180,11 +125,11 @@ func newMesh(t testing.TB, log *slog.Logger) (*mesh, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &mesh{t: t, log: log, dir: dir, nats: &natsServer{dir: filepath.Join(dir, "nats")}, workers: map[event.Source]event.Worker{}}
-	if err := m.nats.start(); err != nil {
+	m := &mesh{t: t, log: log, dir: dir, nats: hub.New(filepath.Join(dir, "nats"), 0), workers: map[event.Source]event.Worker{}}
+	if err := m.nats.Start(); err != nil {
 		return nil, err
 	}
-	c, err := m.nats.connect()
+	c, err := connect(m.nats)
 	if err != nil {
 		return nil, err
 	}
@@ -200,7 +145,7 @@ func (m *mesh) close() {
 	if m.admin != nil {
 		m.admin.stop()
 	}
-	m.nats.stop()
+	m.nats.Stop()
 	os.RemoveAll(m.dir)
 }
 
@@ -220,7 +165,7 @@ func (m *mesh) startBridge(change func(*bridge.Config)) error {
 	if change != nil {
 		change(&cfg)
 	}
-	c, err := m.nats.connect()
+	c, err := connect(m.nats)
 	if err != nil {
 		return err
 	}
@@ -255,7 +200,7 @@ func (m *mesh) startIndexer(change func(*indexer.Config)) error {
 	if change != nil {
 		change(&cfg)
 	}
-	c, err := m.nats.connect()
+	c, err := connect(m.nats)
 	if err != nil {
 		return err
 	}

@@ -173,8 +173,8 @@ func (s *script) play() error {
 		a.engine.Stop()
 	}
 	if s.rng.IntN(2) == 0 {
-		s.mesh.nats.stop()
-		if err := s.mesh.nats.start(); err != nil {
+		s.mesh.nats.Stop()
+		if err := s.mesh.nats.Start(); err != nil {
 			return err
 		}
 	}
@@ -392,7 +392,7 @@ func (s *script) restartIndexer() error {
 
 func (s *script) restartNATS() error {
 	s.note("restart NATS")
-	s.mesh.nats.stop()
+	s.mesh.nats.Stop()
 	defer func() {
 		eventually(s.mesh.admin.nc.IsConnected)
 	}()
@@ -404,7 +404,7 @@ func (s *script) restartNATS() error {
 			}
 		}
 	}
-	return s.mesh.nats.start()
+	return s.mesh.nats.Start()
 }
 
 func (s *script) askCheckpoint() error {

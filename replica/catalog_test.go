@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/integration/mock"
 	"github.com/kvmesh/kvmesh/replica"
@@ -259,7 +257,7 @@ func TestCatalogWithoutNATS(t *testing.T) {
 	a, seen := f.watched()
 	one, two := someWorker("w", 0), someWorker("w", 1)
 	f.mustRegister(a, one)
-	f.stopNATS()
+	f.nats.Stop()
 	ctx, cancel := context.WithTimeout(f.ctx, 200*time.Millisecond)
 	defer cancel()
 	if err := a.Register(ctx, two); err == nil || errors.Is(err, event.ErrConflict) || errors.Is(err, event.ErrWorker) {
@@ -285,7 +283,7 @@ func TestCatalogBeforeNATS(t *testing.T) {
 	t.Cleanup(nc.Close)
 	seen := &witness{workers: map[event.Source]event.Worker{}, gone: map[event.Source]int{}}
 	a := replica.NewCatalog(js, replica.DefaultCatalog(), f.log, seen)
-	f.stopNATS()
+	f.nats.Stop()
 	t.Cleanup(run(a.Run))
 	err := a.Register(f.ctx, someWorker("w", 0))
 	if err == nil || !strings.Contains(err.Error(), "not been reached yet") {
@@ -329,5 +327,3 @@ func TestCatalogEntriesOfOthers(t *testing.T) {
 	_, late := f.watched()
 	f.await("by all", func() bool { return late.has(w, two) })
 }
-
-var _ nats.InProcessConnProvider = (*fleet)(nil)

@@ -2,15 +2,12 @@ package replica_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"go.opentelemetry.io/otel/sdk/metric"
@@ -20,6 +17,7 @@ import (
 	"github.com/kvmesh/kvmesh/bridge"
 	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/integration/feed"
+	"github.com/kvmesh/kvmesh/integration/hub"
 	"github.com/kvmesh/kvmesh/integration/mock"
 	"github.com/kvmesh/kvmesh/integration/model"
 	"github.com/kvmesh/kvmesh/replica"
@@ -41,13 +39,10 @@ type fleet struct {
 	t       *testing.T
 	ctx     context.Context
 	log     *slog.Logger
-	dir     string
+	nats    *hub.Hub
 	engines []*engine
 	catalog *replica.Catalog // of an onlooker
 	js      jetstream.JetStream
-
-	mu sync.Mutex
-	s  *server.Server // nil while it is down
 }
 
 // engine is an engine with what it holds in truth.
@@ -64,9 +59,9 @@ func newFleet(t *testing.T, engines int, o mock.Options) *fleet {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
-	f := &fleet{t: t, ctx: ctx, dir: t.TempDir(), log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelInfo}))}
+	f := &fleet{t: t, ctx: ctx, nats: hub.New(t.TempDir(), 0), log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelInfo}))}
 	f.startNATS()
-	t.Cleanup(f.stopNATS)
+	t.Cleanup(f.nats.Stop)
 	nc, js := f.connect()
 	t.Cleanup(nc.Close)
 	f.js = js
@@ -106,48 +101,14 @@ func run(task func(context.Context) error) (stop func()) {
 
 func (f *fleet) startNATS() {
 	f.t.Helper()
-	s, err := server.NewServer(&server.Options{ServerName: "test", JetStream: true, StoreDir: f.dir, NoSigs: true, NoLog: true, DontListen: true})
-	if err != nil {
+	if err := f.nats.Start(); err != nil {
 		f.t.Fatal(err)
 	}
-	s.Start()
-	if !s.ReadyForConnections(patience) {
-		f.t.Fatal("NATS is not ready")
-	}
-	f.mu.Lock()
-	f.s = s
-	f.mu.Unlock()
-}
-
-func (f *fleet) stopNATS() {
-	f.mu.Lock()
-	s := f.s
-	f.s = nil
-	f.mu.Unlock()
-	if s != nil {
-		s.Shutdown()
-		s.WaitForShutdown()
-	}
-}
-
-// InProcessConn implements nats.InProcessConnProvider.
-func (f *fleet) InProcessConn() (net.Conn, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.s == nil {
-		return nil, errors.New("NATS is down")
-	}
-	return f.s.InProcessConn()
 }
 
 func (f *fleet) connect() (*nats.Conn, jetstream.JetStream) {
 	f.t.Helper()
-	nc, err := nats.Connect(nats.DefaultURL, nats.InProcessServer(f), nats.MaxReconnects(-1), nats.ReconnectBufSize(-1),
-		nats.ReconnectWait(5*time.Millisecond), nats.ReconnectJitter(time.Millisecond, time.Millisecond))
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	js, err := jetstream.New(nc)
+	nc, js, err := hub.Connect(f.nats)
 	if err != nil {
 		f.t.Fatal(err)
 	}

@@ -173,7 +173,7 @@ func TestOutageMovesNothing(t *testing.T) {
 	f.holds(map[*member]int{a: 3, b: 3})
 	before := holders(a, b)
 	stop := f.keepPublishing()
-	f.stopNATS()
+	f.nats.Stop()
 	engine := f.engines[0]
 	at := engine.Next()
 	f.await("more than a session", func() bool { return engine.Next() > at+2000 }) // at least 4 s

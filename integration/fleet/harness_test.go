@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
@@ -17,6 +16,7 @@ import (
 	"github.com/kvmesh/kvmesh/indexer"
 	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/integration/engines"
+	"github.com/kvmesh/kvmesh/integration/hub"
 	"github.com/kvmesh/kvmesh/replica"
 )
 
@@ -35,7 +35,7 @@ const patience = 3 * time.Minute
 type service struct {
 	t       *testing.T
 	ctx     context.Context
-	nats    *server.Server
+	nats    *hub.Hub
 	bridge  *bridge.Bridge
 	catalog *replica.Catalog
 	indexes []*indexer.Indexer
@@ -45,13 +45,9 @@ type service struct {
 
 func newService(t *testing.T, indexers int, change func(*bridge.Config)) *service {
 	t.Helper()
-	s, err := server.NewServer(&server.Options{ServerName: "test", JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true, DontListen: true})
-	if err != nil {
+	s := hub.New(t.TempDir(), 0)
+	if err := s.Start(); err != nil {
 		t.Fatal(err)
-	}
-	s.Start()
-	if !s.ReadyForConnections(patience) {
-		t.Fatal("NATS is not ready")
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var tasks sync.WaitGroup
@@ -63,20 +59,15 @@ func newService(t *testing.T, indexers int, change func(*bridge.Config)) *servic
 		for _, nc := range conns {
 			nc.Close()
 		}
-		s.Shutdown()
-		s.WaitForShutdown()
+		s.Stop()
 	})
 	t.Cleanup(v.stop)
 	connect := func() (*nats.Conn, jetstream.JetStream) {
-		nc, err := nats.Connect(nats.DefaultURL, nats.InProcessServer(s), nats.MaxReconnects(-1), nats.ReconnectBufSize(-1))
+		nc, js, err := hub.Connect(s)
 		if err != nil {
 			t.Fatal(err)
 		}
 		conns = append(conns, nc)
-		js, err := jetstream.New(nc)
-		if err != nil {
-			t.Fatal(err)
-		}
 		return nc, js
 	}
 	run := func(f func(context.Context) error) {
@@ -90,6 +81,7 @@ func newService(t *testing.T, indexers int, change func(*bridge.Config)) *servic
 	nc, js := connect()
 	cfg := bridge.Default("bridge")
 	change(&cfg)
+	var err error
 	if v.bridge, err = bridge.New(nc, js, cfg, bridge.Options{Logger: quiet}); err != nil {
 		t.Fatal(err)
 	}
