@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -249,6 +250,22 @@ func (f *fleet) holds(want map[*member]int) {
 		}
 		return len(all) == len(f.engines)
 	})
+}
+
+// atRest tells whether every worker has a claim, and no claim a successor.
+func (f *fleet) atRest() bool {
+	f.t.Helper()
+	kv, err := f.js.KeyValue(f.ctx, replica.DefaultLeases("").Bucket)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	for _, e := range f.engines {
+		at, err := kv.Get(f.ctx, "c."+e.worker.Key())
+		if err != nil || strings.Contains(string(at.Value()), "successor") {
+			return false
+		}
+	}
+	return true
 }
 
 // settled waits until the log has all that the engines have published, and that

@@ -164,6 +164,7 @@ func (l *Leases) succeed(s event.Source, w event.Worker, p *part, c claim, targe
 		l.task(p, func(ctx context.Context) { l.getReady(ctx, s, c) })
 	case c.Successor != me && p.doing == standing:
 		l.leave(s, p)
+	case !l.present(c.Holder): // neither there nor dead: after an outage nobody is, and nothing is to move for that
 	case target == me && (c.Successor == "" || !l.alive(c.Successor, now)):
 		l.task(p, func(ctx context.Context) { l.set(ctx, s, claim{Holder: c.Holder, Successor: me, revision: c.revision}) })
 	}

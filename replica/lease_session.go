@@ -138,6 +138,12 @@ func (l *Leases) alive(id string, now time.Time) bool {
 	return now.Before(from)
 }
 
+// present tells whether a bridge has a session. Called with mu held.
+func (l *Leases) present(id string) bool {
+	_, ok := l.sessions[id]
+	return ok
+}
+
 // candidates returns the bridges that may get sources. Called with mu held.
 func (l *Leases) candidates(now time.Time) []candidate {
 	var out []candidate

@@ -171,6 +171,7 @@ func TestOutageMovesNothing(t *testing.T) {
 	b := f.member("b", nil)
 	f.register()
 	f.holds(map[*member]int{a: 3, b: 3})
+	f.await("no source is being handed over", f.atRest) // that would go on after the outage
 	before := holders(a, b)
 	stop := f.keepPublishing()
 	f.nats.Stop()
