@@ -337,7 +337,7 @@ func (s *slot) yield(ctx context.Context, quiet time.Duration) {
 	before := uint64(0)
 	for {
 		asking, cancel := context.WithTimeout(ctx, s.b.cfg.PublishTimeout)
-		last, err := s.b.lastMessage(asking, s.source.Subject())
+		last, err := s.b.lastMessage(asking, s.source)
 		cancel()
 		if err == nil && last.Sequence == before {
 			return
@@ -464,12 +464,9 @@ func (b *Bridge) enterRepair(ctx context.Context, wait time.Duration) bool {
 
 func (b *Bridge) leaveRepair() { <-b.repairs }
 
-// ensureStream makes the stream of the log if it is not there.
-func (b *Bridge) ensureStream(ctx context.Context) error {
-	_, err := b.js.Stream(ctx, b.cfg.Stream)
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		_, err = b.js.CreateStream(ctx, event.StreamConfig(b.cfg.Stream, b.cfg.Replicas))
-	}
+// ensureStream makes the stream that a source is in if it is not there.
+func (b *Bridge) ensureStream(ctx context.Context, source event.Source) error {
+	_, err := b.cfg.Log.Open(ctx, b.js, b.cfg.Log.Shard(source), b.cfg.Replicas)
 	return err
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/kvmesh/kvmesh/bridge/engine"
 	"github.com/kvmesh/kvmesh/bridge/residency"
 	"github.com/kvmesh/kvmesh/bridge/zmtp"
+	"github.com/kvmesh/kvmesh/indexer/event"
 )
 
 // GapPolicy says what becomes of a source's state when engine batches are lost
@@ -27,9 +28,9 @@ const (
 type Config struct {
 	// ID names the bridge to people and to other bridges. It must be unique.
 	ID string
-	// Stream is the JetStream stream of the log, and Replicas how many NATS
-	// servers keep it, should the Bridge have to make it.
-	Stream   string
+	// Log is where records go, and Replicas how many NATS servers keep it,
+	// should the Bridge have to make it.
+	Log      event.Log
 	Replicas int
 	// OnGap says what to do about batches that are lost for good.
 	OnGap GapPolicy
@@ -86,7 +87,7 @@ func Default(id string) Config {
 	media, _ := engine.NewMedia(nil) // no overrides, no error
 	return Config{
 		ID:        id,
-		Stream:    "KV",
+		Log:       event.DefaultLog(),
 		Replicas:  1,
 		OnGap:     KeepOnGap,
 		Media:     media,
@@ -119,7 +120,9 @@ func (c *Config) Validate() error {
 		}
 	}
 	check(c.ID != "", "bridge: ID is empty")
-	check(c.Stream != "", "bridge: Stream is empty")
+	if err := c.Log.Validate(); err != nil {
+		errs = append(errs, fmt.Errorf("bridge: Log: %w", err))
+	}
 	check(c.OnGap == KeepOnGap || c.OnGap == ResetOnGap, "bridge: OnGap is %q, want %q or %q", c.OnGap, KeepOnGap, ResetOnGap)
 	check(c.Media != nil, "bridge: Media is nil")
 	check(c.MaxHeld >= c.ZMTP.MaxMessage/64, "bridge: MaxHeld is %d bytes, too little for messages of up to %d", c.MaxHeld, c.ZMTP.MaxMessage)

@@ -137,7 +137,7 @@ func (h *handover) log() *feed.Source {
 	last := h.engine.Next() - 1
 	want := h.truth.Resident()
 	r := feed.NewReader()
-	err := r.Until(h.ctx, h.js, "KV", func(r *feed.Reader) bool {
+	err := r.Until(h.ctx, h.js, func(r *feed.Reader) bool {
 		s := r.Source(h.worker.Source)
 		return s != nil && s.Batches && s.Last == last && s.Diff(want) == ""
 	})

@@ -156,7 +156,7 @@ func (r *rig) read(what string, done func() bool) {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(r.ctx, patience)
 	defer cancel()
-	if err := r.log.Until(ctx, r.js, "KV", func(*feed.Reader) bool { return done() }); err != nil {
+	if err := r.log.Until(ctx, r.js, func(*feed.Reader) bool { return done() }); err != nil {
 		r.t.Fatalf("%s: %v", what, err)
 	}
 }
@@ -209,6 +209,7 @@ func quick(id string) bridge.Config {
 func (r *rig) bridge(change ...func(*bridge.Config)) *edge {
 	r.t.Helper()
 	cfg := quick("edge")
+	cfg.Log = r.log.Log
 	for _, f := range change {
 		f(&cfg)
 	}

@@ -24,7 +24,8 @@ import (
 type lane struct {
 	l       *listener
 	source  event.Source
-	subject string
+	stream  string        // of the log, that has the source
+	subject string        // there
 	wake    chan struct{} // there may be something to publish
 
 	// Guarded by l.mu.
@@ -67,7 +68,8 @@ func newLane(l *listener, source event.Source, p past) *lane {
 	n := &lane{
 		l:       l,
 		source:  source,
-		subject: source.Subject(),
+		stream:  l.b.cfg.Log.StreamOf(source),
+		subject: l.b.cfg.Log.Subject(source),
 		wake:    make(chan struct{}, 1),
 		state:   p.state,
 		due:     p.dirty,

@@ -9,20 +9,23 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvmesh/kvmesh/indexer/event"
 )
 
-// lastMessage returns the last message of a subject; jetstream.ErrMsgNotFound if
+// lastMessage returns the last record of a source; jetstream.ErrMsgNotFound if
 // it has none. It asks the leader of the stream: any other server may be behind,
 // and what it does not have yet would look as if it had never been written. It waits no
 // longer than for a publish: an answer may be lost with its server.
-func (b *Bridge) lastMessage(ctx context.Context, subject string) (*jetstream.RawStreamMsg, error) {
+func (b *Bridge) lastMessage(ctx context.Context, source event.Source) (*jetstream.RawStreamMsg, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.cfg.PublishTimeout)
 	defer cancel()
+	subject := b.cfg.Log.Subject(source)
 	request, err := json.Marshal(map[string]string{"last_by_subj": subject})
 	if err != nil {
 		return nil, err
 	}
-	reply, err := b.nc.RequestWithContext(ctx, b.apiPrefix()+"STREAM.MSG.GET."+b.cfg.Stream, request)
+	reply, err := b.nc.RequestWithContext(ctx, b.apiPrefix()+"STREAM.MSG.GET."+b.cfg.Log.StreamOf(source), request)
 	if err != nil {
 		return nil, err
 	}
@@ -43,7 +46,11 @@ func (b *Bridge) lastMessage(ctx context.Context, subject string) (*jetstream.Ra
 	case got.Error != nil && got.Error.ErrorCode == codeMsgNotFound:
 		return nil, jetstream.ErrMsgNotFound
 	case got.Error != nil && got.Error.ErrorCode == codeStreamNotFound:
-		return nil, errors.Join(jetstream.ErrMsgNotFound, b.ensureStream(ctx))
+		err := b.ensureStream(ctx, source)
+		if errors.Is(err, event.ErrLog) {
+			return nil, err
+		}
+		return nil, errors.Join(jetstream.ErrMsgNotFound, err)
 	case got.Error != nil:
 		return nil, got.Error
 	case got.Message == nil:

@@ -29,6 +29,7 @@ const (
 	codeInProcess      = 10164 // the servers of a replicated stream are still at an earlier message of the subject
 	codeMsgNotFound    = 10037
 	codeStreamNotFound = 10059
+	codeOtherStream    = 10060 // another stream has the subject
 )
 
 // publication is where the publisher of a lane stands.
@@ -119,7 +120,7 @@ func (n *lane) try(ctx context.Context) (uint64, error) {
 	ack, err := b.js.PublishMsg(ctx, msg,
 		jetstream.WithMsgID(n.log.id),
 		jetstream.WithExpectLastSequencePerSubject(n.log.lastSeq),
-		jetstream.WithExpectStream(b.cfg.Stream),
+		jetstream.WithExpectStream(n.stream),
 		jetstream.WithRetryAttempts(0))
 	if err == nil {
 		return ack.Sequence, nil
@@ -128,8 +129,8 @@ func (n *lane) try(ctx context.Context) (uint64, error) {
 	switch {
 	case errors.As(err, &api) && api.ErrorCode == codeWrongLastSeq:
 		return n.resolve(ctx)
-	case errors.As(err, &api) && api.ErrorCode == codeStreamNotFound, errors.Is(err, jetstream.ErrNoStreamResponse):
-		if err := b.ensureStream(ctx); err != nil {
+	case errors.As(err, &api) && (api.ErrorCode == codeStreamNotFound || api.ErrorCode == codeOtherStream), errors.Is(err, jetstream.ErrNoStreamResponse):
+		if err := b.ensureStream(ctx, n.source); err != nil {
 			return 0, err
 		}
 	}
@@ -138,7 +139,7 @@ func (n *lane) try(ctx context.Context) (uint64, error) {
 
 // resolve finds out why the subject's last sequence is not the one expected.
 func (n *lane) resolve(ctx context.Context) (uint64, error) {
-	last, err := n.l.b.lastMessage(ctx, n.subject)
+	last, err := n.l.b.lastMessage(ctx, n.source)
 	switch {
 	case errors.Is(err, jetstream.ErrMsgNotFound):
 		return 0, errLogLost

@@ -39,7 +39,7 @@ func (r *rig) messages() []*jetstream.RawStreamMsg {
 // limitLog makes the log refuse what is beyond so many messages; -1: nothing.
 func (r *rig) limitLog(messages int64) {
 	r.t.Helper()
-	cfg := event.StreamConfig("KV", 1)
+	cfg := event.DefaultLog().Config(0, 1)
 	cfg.MaxMsgs = messages
 	if _, err := r.js.CreateOrUpdateStream(r.ctx, cfg); err != nil {
 		r.t.Fatal(err)
@@ -120,7 +120,7 @@ func TestASecondWriter(t *testing.T) {
 	s := r.source(a)
 	// A record of somebody else's that changes nothing.
 	h := event.Header{Incarnation: s.Incarnation, Batches: true, First: s.Last + 1, Last: s.Last, TS: s.TS, Fingerprint: s.Fingerprint}
-	if _, err := r.js.PublishMsg(r.ctx, &nats.Msg{Subject: a.worker.Subject(), Data: event.AppendRecord(nil, h, 0)}); err != nil {
+	if _, err := r.js.PublishMsg(r.ctx, &nats.Msg{Subject: event.DefaultLog().Subject(a.worker.Source), Data: event.AppendRecord(nil, h, 0)}); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 10 {
@@ -243,7 +243,7 @@ func TestDeathBetweenTheParts(t *testing.T) {
 			a.publish(large...)
 			r.await("the log is full", func() bool { st := r.status(a); return strings.Contains(st.LastError, "maximum messages") })
 			e.kill()
-			if err := r.log.Read(r.ctx, r.js, "KV"); err != nil {
+			if err := r.log.Read(r.ctx, r.js); err != nil {
 				t.Fatal(err)
 			}
 			if !r.source(a).Partial {
@@ -283,7 +283,7 @@ func TestCheckpoints(t *testing.T) {
 		t.Error("no checkpoints")
 	}
 	e.stop()
-	if err := r.log.Read(r.ctx, r.js, "KV"); err != nil {
+	if err := r.log.Read(r.ctx, r.js); err != nil {
 		t.Fatal(err)
 	}
 	// What is before the last checkpoint is needed by nobody.
@@ -360,56 +360,67 @@ func TestACheckpointIsAskedFor(t *testing.T) {
 // A bridge whose log was lost writes its state anew.
 func TestALostLog(t *testing.T) {
 	for name, lose := range map[string]func(*rig, *actor) error{
-		"the stream is gone": func(r *rig, _ *actor) error { return r.js.DeleteStream(r.ctx, "KV") },
-		"the stream is empty": func(r *rig, _ *actor) error {
-			st, err := r.js.Stream(r.ctx, "KV")
+		"the stream is gone": func(r *rig, a *actor) error { return r.js.DeleteStream(r.ctx, r.streamOf(a)) },
+		"the stream is empty": func(r *rig, a *actor) error {
+			st, err := r.js.Stream(r.ctx, r.streamOf(a))
 			if err == nil {
 				err = st.Purge(r.ctx)
 			}
 			return err
 		},
 		"the subject is empty": func(r *rig, a *actor) error {
-			st, err := r.js.Stream(r.ctx, "KV")
+			st, err := r.js.Stream(r.ctx, r.streamOf(a))
 			if err == nil {
-				err = st.Purge(r.ctx, jetstream.WithPurgeSubject(a.worker.Subject()))
+				err = st.Purge(r.ctx, jetstream.WithPurgeSubject(r.log.Log.Subject(a.worker.Source)))
 			}
 			return err
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t)
-			a, b := r.engine("a"), r.engine("b")
-			e := r.bridge()
-			e.serve(a, b)
-			a.publish(prompt(1, 0, 5))
-			a.publish(offload(1, "CPU", 2), prompt(1, 0, 1), prompt(7, 1, 1))
-			b.publish(prompt(1, 0, 1))
-			r.synced(a, b)
-			if err := lose(r, a); err != nil {
-				t.Fatal(err)
-			}
-			a.publish(evict(1, "", 4))
-			b.publish(evict(1, "", 0))
-			r.forget()
-			r.synced(a, b)
-			wantGaps(t, r.source(a))
-			if n := r.source(a).Checkpoints; n == 0 {
-				t.Error("no checkpoint")
-			}
-			// All of it is there, also what only bridges read.
-			e.kill()
-			r.bridge().serve(a, b)
-			a.publish(prompt(7, 0, 1), evict(1, "", 0))
-			r.synced(a, b)
-		})
+		for _, shards := range []int{1, 3} {
+			t.Run(fmt.Sprint(name, ", ", shards, " shards"), func(t *testing.T) {
+				t.Parallel()
+				loseLog(t, shards, lose)
+			})
+		}
 	}
 }
 
+func loseLog(t *testing.T, shards int, lose func(*rig, *actor) error) {
+	r := newRig(t)
+	r.log.Log.Shards = shards
+	a, b := r.engine("a"), r.engine("b")
+	e := r.bridge()
+	e.serve(a, b)
+	a.publish(prompt(1, 0, 5))
+	a.publish(offload(1, "CPU", 2), prompt(1, 0, 1), prompt(7, 1, 1))
+	b.publish(prompt(1, 0, 1))
+	r.synced(a, b)
+	if err := lose(r, a); err != nil {
+		t.Fatal(err)
+	}
+	a.publish(evict(1, "", 4))
+	b.publish(evict(1, "", 0))
+	r.forget()
+	r.synced(a, b)
+	wantGaps(t, r.source(a))
+	if n := r.source(a).Checkpoints; n == 0 {
+		t.Error("no checkpoint")
+	}
+	// All of it is there, also what only bridges read.
+	e.kill()
+	r.bridge().serve(a, b)
+	a.publish(prompt(7, 0, 1), evict(1, "", 0))
+	r.synced(a, b)
+}
+
+// streamOf returns the stream that has an actor's source.
+func (r *rig) streamOf(a *actor) string { return r.log.Log.StreamOf(a.worker.Source) }
+
 // forget forgets what was read of the log.
 func (r *rig) forget() {
+	log := r.log.Log
 	r.log = feed.NewReader()
-	r.log.After = r.compare
+	r.log.After, r.log.Log = r.compare, log
 }
 
 // What the log can't take is held, within bounds, and then the bridge stops

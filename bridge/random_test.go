@@ -39,7 +39,8 @@ type chaos struct {
 // that are lost, sent again and replayed badly, engines that restart or are out of
 // reach, bridges that stop or are killed, checkpoints, and NATS restarting. After
 // each record the log has to hold what the naive model holds after the record's
-// last batch, and in the end after the engines' last ones.
+// last batch, and in the end after the engines' last ones. Every other log is in
+// three streams.
 func TestRandom(t *testing.T) {
 	for i := range *seeds {
 		seed := *first + uint64(i)
@@ -62,6 +63,7 @@ func TestRandom(t *testing.T) {
 func newChaos(t *testing.T, seed uint64) *chaos {
 	rng := rand.New(rand.NewPCG(seed, 7))
 	c := &chaos{rig: newRig(t), rng: rng, says: map[*actor]*model.Traffic{}, down: map[*actor]bool{}, lossy: rng.IntN(3) == 0}
+	c.log.Log.Shards = 1 + 2*int(seed%2)
 	onGap := c.lossy && rng.IntN(2) == 0
 	small := rng.IntN(3) == 0
 	c.config = func(cfg *bridge.Config) {

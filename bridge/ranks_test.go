@@ -1,6 +1,7 @@
 package bridge_test
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/kvmesh/kvmesh/indexer/event"
@@ -27,7 +28,14 @@ func ranked(a *actor, rank uint32, truth map[uint32]*model.Source, events ...mod
 // Batches over one socket may name several ranks: each is a source, and one number
 // is enough to go on from, also for a bridge that starts again.
 func TestRanksOverOneSocket(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) { ranksOverOneSocket(t, shards) })
+	}
+}
+
+func ranksOverOneSocket(t *testing.T, shards int) {
 	r := newRig(t)
+	r.log.Log.Shards = shards
 	r.loose = true
 	a := r.engine("a")
 	truth := map[uint32]*model.Source{}

@@ -35,8 +35,8 @@ type past struct {
 
 // recall reads a source's own records back. fresh makes an empty state.
 func (b *Bridge) recall(ctx context.Context, source event.Source, fresh func() *residency.State) (past, error) {
-	subject := source.Subject()
-	last, err := b.lastMessage(ctx, subject)
+	subject := b.cfg.Log.Subject(source)
+	last, err := b.lastMessage(ctx, source)
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		return past{fresh: true, state: fresh()}, nil
 	}
@@ -44,7 +44,7 @@ func (b *Bridge) recall(ctx context.Context, source event.Source, fresh func() *
 		return past{}, fmt.Errorf("last record of %s: %w", subject, err)
 	}
 	r := recall{past: past{state: fresh(), lastSeq: last.Sequence}, fresh: fresh}
-	if err := b.readBack(ctx, subject, last.Sequence, r.record); err != nil {
+	if err := b.readBack(ctx, source, last.Sequence, r.record); err != nil {
 		return past{}, fmt.Errorf("records of %s: %w", subject, err)
 	}
 	p, err := r.end()
@@ -54,10 +54,11 @@ func (b *Bridge) recall(ctx context.Context, source event.Source, fresh func() *
 	return p, nil
 }
 
-// readBack calls f with each record of a subject up to a sequence.
-func (b *Bridge) readBack(ctx context.Context, subject string, last uint64, f func([]byte)) error {
-	consumer, err := b.js.CreateConsumer(ctx, b.cfg.Stream, jetstream.ConsumerConfig{
-		FilterSubject:     subject,
+// readBack calls f with each record of a source up to a sequence.
+func (b *Bridge) readBack(ctx context.Context, source event.Source, last uint64, f func([]byte)) error {
+	stream := b.cfg.Log.StreamOf(source)
+	consumer, err := b.js.CreateConsumer(ctx, stream, jetstream.ConsumerConfig{
+		FilterSubject:     b.cfg.Log.Subject(source),
 		DeliverPolicy:     jetstream.DeliverAllPolicy,
 		AckPolicy:         jetstream.AckNonePolicy,
 		MemoryStorage:     true,
@@ -69,7 +70,7 @@ func (b *Bridge) readBack(ctx context.Context, subject string, last uint64, f fu
 	}
 	defer func() {
 		name := consumer.CachedInfo().Name
-		if err := b.js.DeleteConsumer(ctx, b.cfg.Stream, name); err != nil {
+		if err := b.js.DeleteConsumer(ctx, stream, name); err != nil {
 			b.log.Debug("consumer not deleted, it will go by itself", "consumer", name, "error", err)
 		}
 	}()

@@ -43,8 +43,9 @@ func (s *slot) retire(ctx context.Context) error {
 func (b *Bridge) retire(ctx context.Context, source event.Source) error {
 	ctx, cancel := context.WithTimeout(ctx, b.cfg.StopTimeout)
 	defer cancel()
+	subject := b.cfg.Log.Subject(source)
 	for {
-		last, err := b.lastMessage(ctx, source.Subject())
+		last, err := b.lastMessage(ctx, source)
 		if errors.Is(err, jetstream.ErrMsgNotFound) {
 			return nil
 		}
@@ -55,12 +56,12 @@ func (b *Bridge) retire(ctx context.Context, source event.Source) error {
 		if retired {
 			return nil
 		}
-		msg := &nats.Msg{Subject: source.Subject(), Data: event.AppendRecord(nil, h, 1, event.AppendRetired(nil))}
+		msg := &nats.Msg{Subject: subject, Data: event.AppendRecord(nil, h, 1, event.AppendRetired(nil))}
 		attempt, done := context.WithTimeout(ctx, b.cfg.PublishTimeout)
 		_, err = b.js.PublishMsg(attempt, msg,
-			jetstream.WithMsgID(fmt.Sprintf("%s|%d|retired|%d", source.Subject(), h.Incarnation, last.Sequence)),
+			jetstream.WithMsgID(fmt.Sprintf("%s|%d|retired|%d", subject, h.Incarnation, last.Sequence)),
 			jetstream.WithExpectLastSequencePerSubject(last.Sequence),
-			jetstream.WithExpectStream(b.cfg.Stream),
+			jetstream.WithExpectStream(b.cfg.Log.StreamOf(source)),
 			jetstream.WithRetryAttempts(0))
 		done()
 		var api *jetstream.APIError
@@ -99,9 +100,9 @@ func (b *Bridge) kin(source event.Source) bool {
 // of, and that no worker is registered for: ranks that its engine's batches
 // named.
 func (b *Bridge) unregistered(ctx context.Context, source event.Source) ([]event.Source, error) {
-	subject := source.Subject()
+	subject := b.cfg.Log.Subject(source)
 	pattern := subject[:strings.LastIndexByte(subject, '.')+1] + "*"
-	stream, err := b.js.Stream(ctx, b.cfg.Stream)
+	stream, err := b.js.Stream(ctx, b.cfg.Log.StreamOf(source))
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return nil, nil
 	}
@@ -116,7 +117,7 @@ func (b *Bridge) unregistered(ctx context.Context, source event.Source) ([]event
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for subject := range info.State.Subjects {
-		other, err := event.ParseSubject(subject)
+		other, err := b.cfg.Log.Parse(subject)
 		if err == nil && other != source && !b.known[other] {
 			out = append(out, other)
 		}

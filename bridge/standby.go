@@ -70,7 +70,7 @@ func (b *Bridge) AwaitStandby(ctx context.Context, source event.Source) error {
 func (b *Bridge) nextInLog(ctx context.Context, source event.Source) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.cfg.PublishTimeout)
 	defer cancel()
-	last, err := b.lastMessage(ctx, source.Subject())
+	last, err := b.lastMessage(ctx, source)
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		return 0, nil
 	}

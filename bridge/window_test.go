@@ -51,7 +51,7 @@ func TestConfigurationsThatMakeNoSense(t *testing.T) {
 	}
 	for name, change := range map[string]func(*Config){
 		"ID":              func(c *Config) { c.ID = "" },
-		"Stream":          func(c *Config) { c.Stream = "" },
+		"Log":             func(c *Config) { c.Log.Shards = 0 },
 		"OnGap":           func(c *Config) { c.OnGap = "panic" },
 		"Media":           func(c *Config) { c.Media = nil },
 		"MaxHeld":         func(c *Config) { c.MaxHeld = 1 },

@@ -13,7 +13,7 @@ func (x *Indexer) apply(seq uint64, subject string, data []byte) {
 		x.pass(s.name, seq, subject, data)
 		return
 	}
-	name, err := event.ParseSubject(subject)
+	name, err := x.cfg.Log.Parse(subject)
 	if err == nil && !x.Serves(name.Partition()) {
 		x.pass(name, seq, subject, data)
 		return
@@ -112,7 +112,7 @@ func (x *Indexer) leave(s *source) {
 	delete(x.sources, s.name)
 	x.dropIfEmpty(s.part)
 	if !s.part.served {
-		delete(x.others, s.name.Subject())
+		delete(x.others, x.cfg.Log.Subject(s.name))
 	}
 }
 

@@ -154,11 +154,11 @@ func TestBadMessages(t *testing.T) {
 		name, subject string
 		data          []byte
 	}{
-		{"nothing", of.Source.Subject(), nil},
-		{"text", of.Source.Subject(), []byte("hello")},
-		{"half a record", of.Source.Subject(), good[:len(good)/2]},
-		{"a length that the bytes can't hold", of.Source.Subject(), []byte{0xdd, 0x7f, 0xff, 0xff, 0xff}},
-		{"another version", of.Source.Subject(), later},
+		{"nothing", event.DefaultLog().Subject(of.Source), nil},
+		{"text", event.DefaultLog().Subject(of.Source), []byte("hello")},
+		{"half a record", event.DefaultLog().Subject(of.Source), good[:len(good)/2]},
+		{"a length that the bytes can't hold", event.DefaultLog().Subject(of.Source), []byte{0xdd, 0x7f, 0xff, 0xff, 0xff}},
+		{"another version", event.DefaultLog().Subject(of.Source), later},
 		{"subject of three tokens", "kv.a.b.c", good},
 		{"subject of six tokens", "kv.a.b.c.0.0", good},
 		{"subject with a bad escape", "kv.a=.b.c.0", good},
@@ -205,7 +205,7 @@ func TestLogChanges(t *testing.T) {
 			var seq uint64
 			w.cut(func() {
 				w.fill(rng, of, 20)
-				stream, err := w.js.Stream(w.ctx, indexer.Default().Stream)
+				stream, err := w.js.Stream(w.ctx, event.DefaultLog().Name(0))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -245,7 +245,7 @@ func TestLogChanges(t *testing.T) {
 			w.restore("")
 			w.startNATS()
 			w.keepAway(false)
-			w.await("the stream is there", func() bool { _, err := w.js.Stream(w.ctx, indexer.Default().Stream); return err == nil })
+			w.await("the stream is there", func() bool { _, err := w.js.Stream(w.ctx, event.DefaultLog().Name(0)); return err == nil })
 			other := feed.NewWriter(event.Source{Model: "org/m", Group: "g", Instance: "w", Rank: 0}, 900)
 			return []*feed.Writer{other}, w.fill(rng, other, 5)
 		}},
@@ -315,7 +315,7 @@ func TestConsumerIsLost(t *testing.T) {
 	})
 	for range 3 {
 		x.reach(w.fill(rng, of, 10))
-		stream, err := w.js.Stream(w.ctx, indexer.Default().Stream)
+		stream, err := w.js.Stream(w.ctx, event.DefaultLog().Name(0))
 		if err != nil {
 			t.Fatal(err)
 		}

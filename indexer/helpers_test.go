@@ -78,7 +78,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 func (w *world) makeStream() {
 	w.t.Helper()
 	w.await("the stream is made", func() bool {
-		_, err := w.js.CreateStream(w.ctx, event.StreamConfig(indexer.Default().Stream, 1))
+		_, err := w.js.CreateStream(w.ctx, event.DefaultLog().Config(0, 1))
 		return err == nil
 	})
 }
@@ -160,7 +160,7 @@ func (w *world) publish(subject string, data []byte) uint64 {
 func (w *world) write(of *feed.Writer, records ...[]byte) (seq uint64) {
 	w.t.Helper()
 	for _, r := range records {
-		seq = w.publish(of.Source.Subject(), r)
+		seq = w.publish(event.DefaultLog().Subject(of.Source), r)
 	}
 	return seq
 }

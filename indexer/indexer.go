@@ -42,9 +42,9 @@ var (
 
 // Config is how an Indexer works.
 type Config struct {
-	// Stream is the JetStream stream of the log, and Replicas how many NATS
-	// servers keep it, should the Indexer have to make it.
-	Stream   string
+	// Log is where the records are, and Replicas how many NATS servers keep it,
+	// should the Indexer have to make it.
+	Log      event.Log
 	Replicas int
 	// Grace is for how long a source whose worker is not registered is kept.
 	// It is not answered with meanwhile.
@@ -66,7 +66,7 @@ type Config struct {
 // Default returns the configuration that fits most fleets.
 func Default() Config {
 	return Config{
-		Stream:        "KV",
+		Log:           event.DefaultLog(),
 		Replicas:      1,
 		Grace:         time.Minute,
 		CheckInterval: 2 * time.Second,
@@ -77,9 +77,12 @@ func Default() Config {
 
 // Validate tells what is wrong with a configuration.
 func (c *Config) Validate() error {
+	if err := c.Log.Validate(); err != nil {
+		return fmt.Errorf("indexer: Log: %w", err)
+	}
 	switch {
-	case c.Stream == "":
-		return errors.New("indexer: Stream is empty")
+	case c.Log.Shards > 1:
+		return errors.New("indexer: a log of several shards is not read yet")
 	case c.Replicas < 1:
 		return fmt.Errorf("indexer: Replicas is %d, want at least 1", c.Replicas)
 	case c.Grace <= 0:

@@ -61,7 +61,7 @@ func (x *Indexer) read(ctx context.Context) error {
 	}
 	next := x.Position() + 1
 	created, cancel := context.WithTimeout(ctx, requestTimeout)
-	consumer, err := x.js.CreateConsumer(created, x.cfg.Stream, jetstream.ConsumerConfig{
+	consumer, err := x.js.CreateConsumer(created, x.cfg.Log.Name(0), jetstream.ConsumerConfig{
 		DeliverPolicy:     jetstream.DeliverByStartSequencePolicy,
 		OptStartSeq:       next,
 		AckPolicy:         jetstream.AckNonePolicy,
@@ -76,7 +76,7 @@ func (x *Indexer) read(ctx context.Context) error {
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTimeout)
 		defer cancel()
-		if err := x.js.DeleteConsumer(ctx, x.cfg.Stream, consumer.CachedInfo().Name); err != nil {
+		if err := x.js.DeleteConsumer(ctx, x.cfg.Log.Name(0), consumer.CachedInfo().Name); err != nil {
 			x.log.Debug("consumer not deleted, it will go by itself", "error", err)
 		}
 	}()
@@ -130,12 +130,9 @@ func (x *Indexer) read(ctx context.Context) error {
 func (x *Indexer) locate(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	stream, err := x.js.Stream(ctx, x.cfg.Stream)
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		stream, err = x.js.CreateStream(ctx, event.StreamConfig(x.cfg.Stream, x.cfg.Replicas))
-	}
+	stream, err := x.cfg.Log.Open(ctx, x.js, 0, x.cfg.Replicas)
 	if err != nil {
-		return fmt.Errorf("stream %s: %w", x.cfg.Stream, err)
+		return err
 	}
 	info := stream.CachedInfo()
 	at := x.Position()

@@ -39,7 +39,7 @@ func BenchmarkShare(b *testing.B) {
 				seqs := hash.AppendSequence(nil, locals)
 				records = append(records, event.AppendRecord(nil, header, 1, event.AppendRemoved(nil, event.Device, "", seqs, event.Group{}, names)))
 			}
-			subject, seq := source.Subject(), uint64(0)
+			subject, seq := event.DefaultLog().Subject(source), uint64(0)
 			b.ReportAllocs()
 			for b.Loop() {
 				seq++

@@ -92,7 +92,7 @@ func TestShare(t *testing.T) {
 		}
 	}
 	// A record that can't be read is as little its own.
-	w.publish(w.writers[1].Source.Subject(), []byte("no record"))
+	w.publish(event.DefaultLog().Subject(w.writers[1].Source), []byte("no record"))
 	seq = w.fill(rng, w.writers[0], 1)
 	x.reach(seq)
 	x.agrees(stateOf(w.of(partition)...))
@@ -201,7 +201,7 @@ func TestSharesKeepTheLogSmall(t *testing.T) {
 		mu.Unlock()
 		before := purged
 		w.await("the log is cut", func() bool {
-			stream, err := w.js.Stream(w.ctx, indexer.Default().Stream)
+			stream, err := w.js.Stream(w.ctx, event.DefaultLog().Name(0))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -107,7 +107,7 @@ const purgeStep = 20000
 func (x *Indexer) checkStream(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, x.cfg.CheckInterval*5)
 	defer cancel()
-	stream, err := x.js.Stream(ctx, x.cfg.Stream)
+	stream, err := x.js.Stream(ctx, x.cfg.Log.Name(0))
 	if err != nil {
 		x.log.Debug("stream not looked at", "error", err)
 		return

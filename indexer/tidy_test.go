@@ -156,7 +156,7 @@ func TestLogIsKeptSmall(t *testing.T) {
 		c.Compact, c.MinLog, c.Grace = true, 20000, 50*time.Millisecond
 	}
 	x, y := w.start(compact), w.start(compact)
-	stream, err := w.js.Stream(w.ctx, indexer.Default().Stream)
+	stream, err := w.js.Stream(w.ctx, event.DefaultLog().Name(0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,7 +220,7 @@ func (w *world) answerRequests(rng *rand.Rand, mu *sync.Mutex) {
 				return
 			}
 			for i, chunk := range of.Checkpoint(rng, 1+rng.IntN(3)) {
-				ack, err := w.js.Publish(w.ctx, of.Source.Subject(), chunk)
+				ack, err := w.js.Publish(w.ctx, event.DefaultLog().Subject(of.Source), chunk)
 				if err != nil {
 					w.t.Error(err)
 					return
@@ -240,7 +240,7 @@ func (w *world) answerRequests(rng *rand.Rand, mu *sync.Mutex) {
 // last returns the last sequence of the log.
 func (w *world) last() uint64 {
 	w.t.Helper()
-	stream, err := w.js.Stream(w.ctx, indexer.Default().Stream)
+	stream, err := w.js.Stream(w.ctx, event.DefaultLog().Name(0))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -260,7 +260,7 @@ func TestPurgedByHand(t *testing.T) {
 	x.reach(seq)
 	ctx, cancel := context.WithTimeout(w.ctx, patience)
 	defer cancel()
-	stream, err := w.js.Stream(ctx, indexer.Default().Stream)
+	stream, err := w.js.Stream(ctx, event.DefaultLog().Name(0))
 	if err != nil {
 		t.Fatal(err)
 	}

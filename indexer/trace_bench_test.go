@@ -41,7 +41,7 @@ func BenchmarkRecord(b *testing.B) {
 				event.AppendRecord(nil, header, 1, event.AppendStored(nil, event.Device, "", event.Run{Root: true, Locals: locals}, nil)),
 				event.AppendRecord(nil, header, 1, event.AppendCleared(nil, event.AllTiers, "")),
 			}
-			subject, seq := source.Subject(), uint64(0)
+			subject, seq := event.DefaultLog().Subject(source), uint64(0)
 			b.ReportAllocs()
 			for b.Loop() {
 				seq++

@@ -18,7 +18,7 @@ import (
 // writeTraced publishes the next record of a source with a traceparent.
 func (w *world) writeTraced(of *feed.Writer, record []byte, traceparent string) uint64 {
 	w.t.Helper()
-	ack, err := w.js.PublishMsg(w.ctx, &nats.Msg{Subject: of.Source.Subject(), Data: record, Header: nats.Header{"traceparent": {traceparent}}})
+	ack, err := w.js.PublishMsg(w.ctx, &nats.Msg{Subject: event.DefaultLog().Subject(of.Source), Data: record, Header: nats.Header{"traceparent": {traceparent}}})
 	if err != nil {
 		w.t.Fatal(err)
 	}

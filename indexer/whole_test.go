@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvmesh/kvmesh/indexer"
+	"github.com/kvmesh/kvmesh/indexer/event"
 )
 
 // An indexer that starts on a log which has lost its beginning is not ready until
@@ -16,7 +17,7 @@ func TestLogHasLostItsBeginning(t *testing.T) {
 	a, b := w.writer("a", 0), w.writer("b", 0)
 	w.fill(rng, a, 10)
 	w.fill(rng, b, 10)
-	stream, err := w.js.Stream(w.ctx, indexer.Default().Stream)
+	stream, err := w.js.Stream(w.ctx, event.DefaultLog().Name(0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +50,7 @@ func TestLogHasLostAWorker(t *testing.T) {
 	w := newWorld(t, 1)
 	a, lost := w.writer("a", 0), w.writer("lost", 0)
 	w.fill(rng, lost, 3)
-	stream, err := w.js.Stream(w.ctx, indexer.Default().Stream)
+	stream, err := w.js.Stream(w.ctx, event.DefaultLog().Name(0))
 	if err != nil {
 		t.Fatal(err)
 	}

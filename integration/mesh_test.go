@@ -246,7 +246,7 @@ func (m *mesh) unregister(s event.Source) error {
 
 // stream returns the stream of the log.
 func (m *mesh) stream(ctx context.Context) (jetstream.Stream, error) {
-	return m.admin.js.Stream(ctx, indexer.Default().Stream)
+	return m.admin.js.Stream(ctx, event.DefaultLog().Name(0))
 }
 
 // listing lists the records of the log.

@@ -274,7 +274,7 @@ func (f *fleet) settled() {
 	f.t.Helper()
 	r := feed.NewReader()
 	why := ""
-	err := r.Until(f.ctx, f.js, "KV", func(r *feed.Reader) bool {
+	err := r.Until(f.ctx, f.js, func(r *feed.Reader) bool {
 		for _, e := range f.engines {
 			if why = e.differs(r.Source(e.worker.Source)); why != "" {
 				return false
@@ -327,7 +327,7 @@ func (f *fleet) retirements() map[event.Source]int {
 		if err != nil {
 			f.t.Fatal(err)
 		}
-		source, err := event.ParseSubject(msg.Subject)
+		source, err := event.DefaultLog().Parse(msg.Subject)
 		if err != nil {
 			f.t.Fatal(err)
 		}

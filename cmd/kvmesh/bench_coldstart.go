@@ -170,12 +170,12 @@ func (c *coldFeed) checkpoint() (records [][]byte) {
 // write writes the log: what made the state, the checkpoints that make that void,
 // and what comes behind them.
 func (b *coldstartBench) write(ctx context.Context, js jetstream.JetStream, f figures) ([]*coldFeed, error) {
-	stream, err := js.CreateStream(ctx, event.StreamConfig(indexer.Default().Stream, 1))
+	stream, err := js.CreateStream(ctx, event.DefaultLog().Config(0, 1))
 	if err != nil {
 		return nil, err
 	}
 	put := func(c *coldFeed, record []byte) error {
-		_, err := js.PublishMsgAsync(&nats.Msg{Subject: c.worker.Subject(), Data: record})
+		_, err := js.PublishMsgAsync(&nats.Msg{Subject: event.DefaultLog().Subject(c.worker.Source), Data: record})
 		return err
 	}
 	settled := func() error {

@@ -117,7 +117,7 @@ func fillIndex(ctx context.Context, tasks *sync.WaitGroup, nc *nats.Conn) (*inde
 	}
 	config := indexer.Default()
 	config.CheckInterval = time.Minute // what it does then is not a query's cost
-	if _, err := js.CreateStream(ctx, event.StreamConfig(config.Stream, 1)); err != nil {
+	if _, err := js.CreateStream(ctx, config.Log.Config(0, 1)); err != nil {
 		return nil, err
 	}
 	index, err := indexer.New(nc, js, config, indexer.Options{})
@@ -132,7 +132,7 @@ func fillIndex(ctx context.Context, tasks *sync.WaitGroup, nc *nats.Conn) (*inde
 			run := event.Run{Root: true, Locals: fleetLocals(held(worker, i))}
 			op := event.AppendStored(nil, event.Device, "", run, nil)
 			n := uint64(i)
-			ack, err := js.Publish(ctx, s.Subject(), event.AppendRecord(nil, event.Header{Incarnation: 1, Batches: true, First: n, Last: n}, 1, op))
+			ack, err := js.Publish(ctx, event.DefaultLog().Subject(s), event.AppendRecord(nil, event.Header{Incarnation: 1, Batches: true, First: n, Last: n}, 1, op))
 			if err != nil {
 				return nil, err
 			}

@@ -206,7 +206,7 @@ func (r *selectRun) fill(ctx context.Context) (*indexer.Indexer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := js.CreateStream(ctx, event.StreamConfig("KV", 1)); err != nil {
+	if _, err := js.CreateStream(ctx, event.DefaultLog().Config(0, 1)); err != nil {
 		return nil, err
 	}
 	locals := make([][]uint64, selectFamilies)
@@ -226,7 +226,7 @@ func (r *selectRun) fill(ctx context.Context) (*indexer.Indexer, error) {
 			ops = append(ops, event.AppendStored(nil, event.Tier(r.rng.IntN(2)), "", event.Run{Root: true, Locals: locals[family][:depth]}, nil))
 		}
 		data := event.AppendRecord(nil, event.Header{Incarnation: 1, Batches: true}, len(ops), ops...)
-		if _, err := js.PublishAsync(s.Subject(), data); err != nil {
+		if _, err := js.PublishAsync(event.DefaultLog().Subject(s), data); err != nil {
 			return nil, err
 		}
 		published++

@@ -18,7 +18,6 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/kvmesh/kvmesh/indexer"
 	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/integration/feed"
 	"github.com/kvmesh/kvmesh/integration/mock"
@@ -256,7 +255,7 @@ func (k *killer) judge() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	stream, err := js.Stream(ctx, indexer.Default().Stream)
+	stream, err := js.Stream(ctx, event.DefaultLog().Name(0))
 	if err != nil {
 		k.t.Fatal(err)
 	}
@@ -269,10 +268,10 @@ func (k *killer) judge() {
 	var state model.State
 	for _, c := range k.answers {
 		if !seqs[c.seq] {
-			for log.Seq() < c.seq {
-				msg, err := stream.GetMsg(ctx, log.Seq()+1)
+			for log.Seq(0) < c.seq {
+				msg, err := stream.GetMsg(ctx, log.Seq(0)+1)
 				if err != nil {
-					k.t.Fatalf("record %d: %v", log.Seq()+1, err)
+					k.t.Fatalf("record %d: %v", log.Seq(0)+1, err)
 				}
 				if err := log.Apply(msg.Sequence, msg.Subject, msg.Data); err != nil {
 					k.t.Fatal(err)

@@ -27,7 +27,7 @@ func pages(front http.Handler) http.Handler {
 // dashboard puts the dashboard in front of what a server serves. It has to be run.
 func (n *node) dashboard(web *http.Server, index *indexer.Indexer, nc *nats.Conn, js jetstream.JetStream, log *slog.Logger) *ui.UI {
 	cfg := ui.Default(n.id)
-	cfg.Token, cfg.Stream = n.http.token, n.index.Stream
+	cfg.Token, cfg.Log = n.http.token, n.index.Log
 	board, api := ui.New(cfg, index, nc, js, log), web.Handler
 	web.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if rest, ok := strings.CutPrefix(r.URL.Path, "/ui"); ok && (rest == "" || rest[0] == '/') {

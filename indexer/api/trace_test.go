@@ -39,7 +39,7 @@ func TestQueriesAreTraced(t *testing.T) {
 	w.store(at("a", 0), event.Device, locals(tokens), 0, 3)
 	run := event.Run{Root: true, Locals: locals(tokens)[:5]}
 	record := event.AppendRecord(nil, event.Header{Incarnation: 1, Batches: true, First: 1, Last: 1}, 1, event.AppendStored(nil, event.Device, "", run, nil))
-	ack, err := w.js.PublishMsg(t.Context(), &nats.Msg{Subject: at("b", 0).Subject(), Data: record,
+	ack, err := w.js.PublishMsg(t.Context(), &nats.Msg{Subject: event.DefaultLog().Subject(at("b", 0)), Data: record,
 		Header: nats.Header{"traceparent": {"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}}})
 	if err != nil {
 		t.Fatal(err)

@@ -131,7 +131,7 @@ func (w *world) run(o options) {
 	w.serve(o, catalog)
 	// A NATS server that ends while a stream is being made leaves its store open.
 	w.until("a stream", func() bool {
-		_, err := w.js.Stream(ctx, indexer.Default().Stream)
+		_, err := w.js.Stream(ctx, event.DefaultLog().Name(0))
 		return err == nil
 	})
 	if !o.unread {
@@ -373,7 +373,7 @@ func (w *world) write(s event.Source, op []byte) uint64 {
 	w.batches[s]++
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	ack, err := w.js.Publish(ctx, s.Subject(), event.AppendRecord(nil, event.Header{Incarnation: 7, Batches: true, First: n, Last: n}, 1, op))
+	ack, err := w.js.Publish(ctx, event.DefaultLog().Subject(s), event.AppendRecord(nil, event.Header{Incarnation: 7, Batches: true, First: n, Last: n}, 1, op))
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -6,6 +6,9 @@ import "errors"
 var (
 	// ErrSubject: a subject or a key is not that of a source.
 	ErrSubject = errors.New("event: bad subject")
+	// ErrLog: the log that is there is split otherwise, or its streams are not
+	// what they have to be. The text says what to do.
+	ErrLog = errors.New("event: another log")
 	// ErrVersion: a record is of a version that this reader does not know.
 	ErrVersion = errors.New("event: unknown record version")
 	// ErrRecord: a record is malformed.

@@ -6,9 +6,6 @@ import (
 	"strings"
 )
 
-// SubjectPrefix is the first token of every subject of the log.
-const SubjectPrefix = "kv"
-
 // Source names one feed of the log: one data-parallel rank of one engine
 // instance in one partition. It has one subject, and its records one order.
 type Source struct {
@@ -31,27 +28,15 @@ func (s Source) Partition() Partition { return Partition{Model: s.Model, Group: 
 // String returns the partition's name in JSON: model:group.
 func (p Partition) String() string { return p.Model + ":" + p.Group }
 
-// Subject returns the NATS subject that the source's records are on:
-// kv.<model>.<group>.<instance>.<rank>, each token escaped.
-func (s Source) Subject() string { return SubjectPrefix + "." + s.Key() }
-
-// Key returns the subject without its prefix. It is also the source's key in
-// the catalog of workers.
+// Key returns <model>.<group>.<instance>.<rank>, each token escaped: what the
+// subject of the source's records ends with. It is also the source's key in the
+// catalog of workers.
 func (s Source) Key() string {
 	return Escape(s.Model) + "." + Escape(s.Group) + "." + Escape(s.Instance) + "." + strconv.FormatUint(uint64(s.Rank), 10)
 }
 
-// ParseSubject is the inverse of Source.Subject. It accepts no other spelling
-// of a source than the one that Subject returns. Errors wrap ErrSubject.
-func ParseSubject(subject string) (Source, error) {
-	key, ok := strings.CutPrefix(subject, SubjectPrefix+".")
-	if !ok {
-		return Source{}, fmt.Errorf("%w: %q does not start with %q", ErrSubject, subject, SubjectPrefix+".")
-	}
-	return ParseKey(key)
-}
-
-// ParseKey is the inverse of Source.Key. Errors wrap ErrSubject.
+// ParseKey is the inverse of Source.Key. It accepts no other spelling of a source
+// than the one that Key returns. Errors wrap ErrSubject.
 func ParseKey(key string) (Source, error) {
 	tokens := strings.Split(key, ".")
 	if len(tokens) != 4 {

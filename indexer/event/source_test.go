@@ -6,35 +6,6 @@ import (
 	"testing"
 )
 
-func TestSubjectsTellNamesApart(t *testing.T) {
-	names := []string{"api.b", "api_b", "api/b", "api b", "api-b", "7", "8", "api%2Eb", "api=2Eb", "", "=", "*", ">", "a*", "ü", "\x00", "org/Model-7B v2.1 (fp8)", strings.Repeat("x", MaxName)}
-	seen := map[string]Source{}
-	for _, model := range names {
-		for _, instance := range names {
-			s := Source{Model: model, Group: "default", Instance: instance, Rank: 3}
-			subject := s.Subject()
-			if other, ok := seen[subject]; ok {
-				t.Fatalf("%+v and %+v share %q", s, other, subject)
-			}
-			seen[subject] = s
-			if strings.Count(subject, ".") != 4 || strings.ContainsAny(subject, " *>\t\x00%") {
-				t.Errorf("%+v: subject %q is not five plain tokens", s, subject)
-			}
-			if got, err := ParseSubject(subject); err != nil || got != s {
-				t.Errorf("%q: got %+v, error %v", subject, got, err)
-			}
-		}
-	}
-}
-
-func TestSubjectsOfNobody(t *testing.T) {
-	for _, s := range []string{"", "kv", "kv.a.b.c", "kv.a.b.c.d", "kv.a.b.c.1.2", "kw.a.b.c.1", "kv.a.b.c.-1", "kv.a.b.c.01", "kv.a.b.c.4294967296", "kv.a.b..1", "kv.a.b.=4.1", "kv.a.b.=zz.1", "kv.a.b.=61.1", "kv.a.b.c d.1", "kv.a.b.=2e.1"} {
-		if got, err := ParseSubject(s); !errors.Is(err, ErrSubject) {
-			t.Errorf("%q: got %+v, error %v, want ErrSubject", s, got, err)
-		}
-	}
-}
-
 func TestEndpoints(t *testing.T) {
 	for s, want := range map[string]Endpoint{
 		"tcp://127.0.0.1:5557":    {Network: "tcp", Address: "127.0.0.1:5557"},

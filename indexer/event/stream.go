@@ -3,26 +3,7 @@ package event
 import (
 	"strconv"
 	"time"
-
-	"github.com/nats-io/nats.go/jetstream"
 )
-
-// StreamConfig returns the configuration of a stream of the log. There is no
-// limit of age or size: checkpoints keep it small, and a log that is full
-// refuses records instead of losing some.
-func StreamConfig(name string, replicas int) jetstream.StreamConfig {
-	return jetstream.StreamConfig{
-		Name:        name,
-		Description: "kvmesh: KV-cache events of engines, one subject a worker rank",
-		Subjects:    []string{SubjectPrefix + ".>"},
-		Storage:     jetstream.FileStorage,
-		Retention:   jetstream.LimitsPolicy,
-		Discard:     jetstream.DiscardNew,
-		Replicas:    replicas,
-		Duplicates:  30 * time.Second,
-		AllowDirect: true,
-	}
-}
 
 // Subjects beside the log, on core NATS.
 const (

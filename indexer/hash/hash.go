@@ -112,6 +112,9 @@ func AppendNext(dst []uint64, parent uint64, locals []uint64) []uint64 {
 // bridge recognises a payload it has seen.
 func Bytes(b []byte) uint64 { return xxh3.Hash(b) }
 
+// Text returns the XXH3-64 of s with seed 0.
+func Text(s string) uint64 { return xxh3.HashString(s) }
+
 func decodeTokens(buf []uint32, b []byte) []uint32 {
 	buf = buf[:0]
 	for ; len(b) >= 4; b = b[4:] {

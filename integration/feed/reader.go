@@ -15,22 +15,46 @@ import (
 
 // Reader applies a log from its first record on.
 type Reader struct {
+	// Log is where the records are.
+	Log event.Log
 	// After, if not nil, looks at a source after each record of it. Its error is
 	// what is wrong with the record.
 	After func(*Source) error
 
 	sources map[event.Source]*Source
+	shards  map[int]*shard
+}
+
+// shard is how far one stream was read.
+type shard struct {
 	seq     uint64    // of the last record that was applied
 	created time.Time // of the stream that Read reads
 }
 
 // NewReader returns a Reader that has read nothing.
-func NewReader() *Reader { return &Reader{sources: map[event.Source]*Source{}} }
+func NewReader() *Reader {
+	return &Reader{Log: event.DefaultLog(), sources: map[event.Source]*Source{}, shards: map[int]*shard{}}
+}
 
-func (r *Reader) forget() { *r = Reader{After: r.After, sources: map[event.Source]*Source{}} }
+// forget forgets all of a shard.
+func (r *Reader) forget(i int) {
+	delete(r.shards, i)
+	for name := range r.sources {
+		if r.Log.Shard(name) == i {
+			delete(r.sources, name)
+		}
+	}
+}
 
-// Seq returns the log sequence of the last record that was applied.
-func (r *Reader) Seq() uint64 { return r.seq }
+func (r *Reader) shard(i int) *shard {
+	if r.shards[i] == nil {
+		r.shards[i] = &shard{}
+	}
+	return r.shards[i]
+}
+
+// Seq returns the log sequence of the last record of a shard that was applied.
+func (r *Reader) Seq(shard int) uint64 { return r.shard(shard).seq }
 
 // Source returns what the log says of a source, nil if it says nothing.
 func (r *Reader) Source(name event.Source) *Source { return r.sources[name] }
@@ -57,14 +81,15 @@ func (r *Reader) Apply(seq uint64, subject string, data []byte) error {
 }
 
 func (r *Reader) apply(seq uint64, subject string, data []byte) (err error) {
-	if seq <= r.seq {
-		return fmt.Errorf("%w: it comes after message %d", ErrRule, r.seq)
-	}
-	r.seq = seq
-	name, err := event.ParseSubject(subject)
+	name, err := r.Log.Parse(subject)
 	if err != nil {
 		return err
 	}
+	in := r.shard(r.Log.Shard(name))
+	if seq <= in.seq {
+		return fmt.Errorf("%w: it comes after message %d", ErrRule, in.seq)
+	}
+	in.seq = seq
 	rec, err := decode(data)
 	if err != nil {
 		return err
@@ -86,28 +111,37 @@ func (r *Reader) apply(seq uint64, subject string, data []byte) (err error) {
 	return err
 }
 
-// Read applies what a stream has beyond what was read before, up to its present
-// end. If the stream is another one now, or not as long any more, it forgets
-// everything and begins anew. It returns all that is wrong with the records.
-func (r *Reader) Read(ctx context.Context, js jetstream.JetStream, stream string) error {
-	st, err := js.Stream(ctx, stream)
+// Read applies what the log has beyond what was read before, up to its present
+// end. If a stream is another one now, or not as long any more, it forgets
+// all of that and begins anew. It returns all that is wrong with the records.
+func (r *Reader) Read(ctx context.Context, js jetstream.JetStream) error {
+	var errs []error
+	for i := range r.Log.Shards {
+		errs = append(errs, r.readShard(ctx, js, i))
+	}
+	return errors.Join(errs...)
+}
+
+func (r *Reader) readShard(ctx context.Context, js jetstream.JetStream, i int) error {
+	st, err := js.Stream(ctx, r.Log.Name(i))
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		r.forget()
+		r.forget(i)
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	info := st.CachedInfo()
-	if !info.Created.Equal(r.created) || info.State.LastSeq < r.seq {
-		r.forget()
-		r.created = info.Created
+	info, in := st.CachedInfo(), r.shard(i)
+	if !info.Created.Equal(in.created) || info.State.LastSeq < in.seq {
+		r.forget(i)
+		in = r.shard(i)
+		in.created = info.Created
 	}
-	if info.State.LastSeq <= r.seq || info.State.Msgs == 0 {
+	if info.State.LastSeq <= in.seq || info.State.Msgs == 0 {
 		return nil
 	}
 	consumer, err := st.CreateConsumer(ctx, jetstream.ConsumerConfig{
-		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: r.seq + 1,
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: in.seq + 1,
 		AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, InactiveThreshold: 10 * time.Second,
 	})
 	if err != nil {
@@ -141,12 +175,12 @@ func (r *Reader) Read(ctx context.Context, js jetstream.JetStream, stream string
 	return errors.Join(problems...)
 }
 
-// Until reads a stream again and again until done tells that it has seen enough,
+// Until reads the log again and again until done tells that it has seen enough,
 // or a record is wrong, or ctx ends. A server that is away meanwhile is waited for.
-func (r *Reader) Until(ctx context.Context, js jetstream.JetStream, stream string, done func(*Reader) bool) error {
+func (r *Reader) Until(ctx context.Context, js jetstream.JetStream, done func(*Reader) bool) error {
 	for {
 		attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
-		err := r.Read(attempt, js, stream)
+		err := r.Read(attempt, js)
 		cancel()
 		switch {
 		case errors.Is(err, ErrRule), errors.Is(err, ErrRecord), errors.Is(err, event.ErrSubject):
@@ -157,7 +191,16 @@ func (r *Reader) Until(ctx context.Context, js jetstream.JetStream, stream strin
 		select {
 		case <-time.After(5 * time.Millisecond):
 		case <-ctx.Done():
-			return fmt.Errorf("log read up to %d: %w", r.seq, errors.Join(ctx.Err(), err))
+			return fmt.Errorf("log read up to %v: %w", r.reached(), errors.Join(ctx.Err(), err))
 		}
 	}
+}
+
+// reached returns how far each shard was read.
+func (r *Reader) reached() []uint64 {
+	out := make([]uint64, r.Log.Shards)
+	for i := range out {
+		out[i] = r.Seq(i)
+	}
+	return out
 }

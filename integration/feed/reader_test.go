@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var (
 	name    = event.Source{Model: "m", Group: "default", Instance: "i", Rank: 0}
-	subject = name.Subject()
+	subject = event.DefaultLog().Subject(name)
 )
 
 // a, b and c are the sequence hashes of a prompt of three blocks, x of another.
@@ -218,12 +218,12 @@ func TestReadFollowsAStream(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	r := NewReader()
-	read := func() error { return r.Read(ctx, js, "KV") }
-	if err := read(); err != nil || r.Seq() != 0 {
-		t.Fatalf("no stream: %v, at %d", err, r.Seq())
+	read := func() error { return r.Read(ctx, js) }
+	if err := read(); err != nil || r.Seq(0) != 0 {
+		t.Fatalf("no stream: %v, at %d", err, r.Seq(0))
 	}
 	for life := range 2 {
-		if _, err := js.CreateStream(ctx, event.StreamConfig("KV", 1)); err != nil {
+		if _, err := js.CreateStream(ctx, event.DefaultLog().Config(0, 1)); err != nil {
 			t.Fatal(err)
 		}
 		publish := func(data []byte) {
@@ -241,9 +241,9 @@ func TestReadFollowsAStream(t *testing.T) {
 		for batch := range uint64(600) {
 			publish(rec(5, batch+1, sums(a)))
 		}
-		err := r.Until(ctx, js, "KV", func(r *Reader) bool { return r.Source(name).Last == 600 })
-		if err != nil || r.Seq() != 601 || r.Source(name).Records != 601 {
-			t.Fatalf("life %d: %v, at %d, %+v", life, err, r.Seq(), r.Source(name))
+		err := r.Until(ctx, js, func(r *Reader) bool { return r.Source(name).Last == 600 })
+		if err != nil || r.Seq(0) != 601 || r.Source(name).Records != 601 {
+			t.Fatalf("life %d: %v, at %d, %+v", life, err, r.Seq(0), r.Source(name))
 		}
 		publish(rec(5, 601, store(0, 21), sums(a)))
 		if err := read(); !errors.Is(err, ErrRule) {

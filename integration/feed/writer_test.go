@@ -23,7 +23,7 @@ func TestWriterKeepsTheRules(t *testing.T) {
 	apply := func(record []byte) {
 		t.Helper()
 		seq++
-		if err := r.Apply(seq, w.Source.Subject(), record); err != nil {
+		if err := r.Apply(seq, event.DefaultLog().Subject(w.Source), record); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -78,7 +78,7 @@ func Example_router() {
 	ctx := context.Background()
 	js, err := jetstream.New(nc)
 	check(err)
-	_, err = js.CreateStream(ctx, event.StreamConfig("KV", 1))
+	_, err = js.CreateStream(ctx, event.DefaultLog().Config(0, 1))
 	check(err)
 	r, stop := newRouter(nc)
 	defer stop()
@@ -92,7 +92,7 @@ func Example_router() {
 	}
 	locals := hash.AppendLocals(nil, []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, 4, 0, hash.SeedOf("", ""))
 	record := event.AppendRecord(nil, event.Header{Incarnation: 1}, 1, event.AppendStored(nil, event.Device, "", event.Run{Root: true, Locals: locals[:2]}, nil))
-	_, err = js.Publish(ctx, event.Source{Model: p.Model, Group: p.Group, Instance: "b"}.Subject(), record)
+	_, err = js.Publish(ctx, event.DefaultLog().Subject(event.Source{Model: p.Model, Group: p.Group, Instance: "b"}), record)
 	check(err)
 
 	var res selection.Result

@@ -207,7 +207,7 @@ func TestAccountLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	nc, js := connect(t, s)
-	if _, err := js.CreateStream(t.Context(), event.StreamConfig("KV", 1)); err != nil {
+	if _, err := js.CreateStream(t.Context(), event.DefaultLog().Config(0, 1)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := js.Publish(t.Context(), "kv.m.default.w0.0", make([]byte, 900<<10)); err != nil {
@@ -235,7 +235,7 @@ func TestStreamFindings(t *testing.T) {
 			t.Parallel()
 			s := startNATS(t, nil)
 			_, js := connect(t, s)
-			config := event.StreamConfig("KV", 1)
+			config := event.DefaultLog().Config(0, 1)
 			c.change(&config)
 			if _, err := js.CreateStream(t.Context(), config); err != nil {
 				t.Fatal(err)
@@ -265,7 +265,7 @@ func TestClockLeaderAndListeners(t *testing.T) {
 	}
 	answer("$JS.API.INFO", func() any { return map[string]any{"limits": map[string]any{"max_storage": -1, "max_streams": -1}} })
 	answer("$JS.API.STREAM.INFO.KV", func() any {
-		return jetstream.StreamInfo{Config: event.StreamConfig("KV", 1), TimeStamp: time.Now().Add(90 * time.Minute),
+		return jetstream.StreamInfo{Config: event.DefaultLog().Config(0, 1), TimeStamp: time.Now().Add(90 * time.Minute),
 			Cluster: &jetstream.ClusterInfo{Name: "c", Replicas: []*jetstream.PeerInfo{{Name: "nats-2", Offline: true, Lag: 7}}}}
 	})
 	answer("$JS.API.STREAM.INFO.KV_KVMESH_WORKERS", func() any { return map[string]any{"error": map[string]any{"code": 404, "err_code": 10059}} })

@@ -170,7 +170,7 @@ func (c *checker) log(ctx context.Context, js jetstream.JetStream) {
 
 // config looks at a stream's configuration.
 func (c *checker) config(have *jetstream.StreamConfig) {
-	want := event.StreamConfig(logStream, c.Replicas)
+	want := event.DefaultLog().Config(0, c.Replicas)
 	at := "stream " + logStream
 	edit := func(flags string) string { return "nats stream edit " + logStream + " " + flags }
 	if have.Storage != want.Storage {

@@ -147,8 +147,8 @@ func (u *UI) serveTail(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer u.tails.Add(-1)
-	consumer, err := u.js.OrderedConsumer(r.Context(), u.cfg.Stream, jetstream.OrderedConsumerConfig{
-		FilterSubjects: []string{source.Subject()},
+	consumer, err := u.js.OrderedConsumer(r.Context(), u.cfg.Log.StreamOf(source), jetstream.OrderedConsumerConfig{
+		FilterSubjects: []string{u.cfg.Log.Subject(source)},
 		DeliverPolicy:  jetstream.DeliverLastPerSubjectPolicy,
 	})
 	if err != nil {

@@ -23,6 +23,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvmesh/kvmesh/indexer"
+	"github.com/kvmesh/kvmesh/indexer/event"
 )
 
 //go:embed static
@@ -46,13 +47,13 @@ type Config struct {
 	Tails int
 	// Gather is how long replicas have to answer.
 	Gather time.Duration
-	// Stream is the JetStream stream of the log.
-	Stream string
+	// Log is where the records are.
+	Log event.Log
 }
 
 // Default returns the configuration that fits most fleets: an hour of charts.
 func Default(id string) Config {
-	return Config{ID: id, Interval: 2 * time.Second, Samples: 1800, Tails: 16, Gather: 400 * time.Millisecond, Stream: "KV"}
+	return Config{ID: id, Interval: 2 * time.Second, Samples: 1800, Tails: 16, Gather: 400 * time.Millisecond, Log: event.DefaultLog()}
 }
 
 // UI is the dashboard of one replica.

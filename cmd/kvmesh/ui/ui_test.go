@@ -52,7 +52,7 @@ func newBoard(t *testing.T, change func(*Config)) *board {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := js.CreateStream(t.Context(), event.StreamConfig("KV", 1)); err != nil {
+	if _, err := js.CreateStream(t.Context(), event.DefaultLog().Config(0, 1)); err != nil {
 		t.Fatal(err)
 	}
 	index, err := indexer.New(nc, js, indexer.Default(), indexer.Options{})
@@ -168,7 +168,7 @@ func TestTail(t *testing.T) {
 	other := event.Source{Model: "m", Group: "default", Instance: "x"}
 	publish := func(s event.Source, batch uint64) {
 		t.Helper()
-		if _, err := b.js.Publish(t.Context(), s.Subject(), record(batch, event.AppendReset(nil, "new"))); err != nil {
+		if _, err := b.js.Publish(t.Context(), event.DefaultLog().Subject(s), record(batch, event.AppendReset(nil, "new"))); err != nil {
 			t.Fatal(err)
 		}
 	}

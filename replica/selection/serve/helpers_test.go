@@ -58,7 +58,7 @@ func newService(t *testing.T) *service {
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
 	v := &service{t: t, srv: s, url: s.ClientURL(), seq: map[event.Source]uint64{}}
 	v.nc, v.js = v.connect()
-	if _, err := v.js.CreateStream(t.Context(), event.StreamConfig("KV", 1)); err != nil {
+	if _, err := v.js.CreateStream(t.Context(), event.DefaultLog().Config(0, 1)); err != nil {
 		t.Fatal(err)
 	}
 	return v
@@ -85,7 +85,7 @@ func (v *service) store(s event.Source, tier event.Tier, tokens []uint32) {
 	v.seq[s]++
 	h := event.Header{Incarnation: 1, Batches: true, First: v.seq[s], Last: v.seq[s]}
 	data := event.AppendRecord(nil, h, 1, event.AppendStored(nil, tier, "", event.Run{Root: true, Locals: locals}, nil))
-	if _, err := v.js.Publish(v.t.Context(), s.Subject(), data); err != nil {
+	if _, err := v.js.Publish(v.t.Context(), event.DefaultLog().Subject(s), data); err != nil {
 		v.t.Fatal(err)
 	}
 }
