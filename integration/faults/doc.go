@@ -1,6 +1,6 @@
 // Package faults has tests that break a deployment of real processes: three NATS
 // servers, two bridges, three indexers, engines that publish. Processes are killed and
-// paused, networks cut, the log purged, at random points that a seed decides.
+// paused, their clocks jump, networks are cut, the log is purged, at random points that a seed decides.
 // Meanwhile the indexers are asked, and in the end a history of the log says
 // which of their answers were wrong, and what is missing or there twice: nothing.
 //

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 	"testing"
@@ -74,6 +75,11 @@ func processFaults() []fault {
 			_, p := pick(d, d.nodes)
 			p.signal(syscall.SIGSTOP)
 			return func() { p.signal(syscall.SIGCONT) }
+		}},
+		{"a clock jumps", func(d *deployment) func() {
+			_, p := pick(d, slices.Concat(d.nodes, d.bridges, d.indexers))
+			p.jump(d.rng.IntN(7200) - 3600)
+			return func() { p.jump(0) }
 		}},
 		{"NATS loses its quorum", func(d *deployment) func() {
 			i, p := pick(d, d.nodes)

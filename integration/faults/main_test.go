@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -13,19 +14,28 @@ import (
 	"go.uber.org/goleak"
 )
 
-// asNATS is the environment variable that makes this test binary a NATS server.
+// asNATS is the environment variable that makes this test a NATS server.
 const asNATS = "KVMESH_FAULTS_NATS"
 
-// binaries is where the binary under test is built, once for all tests.
+// binaries is where the programs of a deployment are built, once for all tests:
+// kvmesh, and this package's test, which is the NATS server. Their clocks can be made to
+// jump.
 var binaries = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "kvmesh-faults-")
 	if err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, "kvmesh")
-	out, err := exec.Command("go", "build", "-o", path, "github.com/kvmesh/kvmesh/cmd/kvmesh").CombinedOutput()
+	overlay, err := clockOverlay(dir)
 	if err != nil {
-		return dir, fmt.Errorf("build: %w\n%s", err, out)
+		return dir, err
+	}
+	for _, build := range [][]string{
+		{"build", "-overlay", overlay, "-o", filepath.Join(dir, "kvmesh"), "github.com/kvmesh/kvmesh/cmd/kvmesh"},
+		{"test", "-c", "-overlay", overlay, "-o", filepath.Join(dir, "nats"), "."},
+	} {
+		if out, err := exec.Command("go", build...).CombinedOutput(); err != nil {
+			return dir, fmt.Errorf("go %s: %w\n%s", strings.Join(build, " "), err, out)
+		}
 	}
 	return dir, nil
 })

@@ -57,7 +57,7 @@ func (p *process) start() {
 	}
 	defer out.Close()
 	cmd := exec.Command(p.path, p.args...)
-	cmd.Env = append(os.Environ(), p.env...)
+	cmd.Env = append(append(os.Environ(), clockFile+"="+p.clock()), p.env...)
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
@@ -135,7 +135,7 @@ func (p *ports) take(t *testing.T) int {
 // natsNodes makes n NATS servers, a cluster if there are several.
 func natsNodes(t *testing.T, dir string, n int, change func(*natsConfig)) (nodes []*process, addrs []string) {
 	t.Helper()
-	self, err := os.Executable()
+	built, err := binaries()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,7 +159,7 @@ func natsNodes(t *testing.T, dir string, n int, change func(*natsConfig)) (nodes
 		if err != nil {
 			t.Fatal(err)
 		}
-		nodes = append(nodes, newProcess(t, dir, configs[i].Name, self, []string{asNATS + "=" + string(data)}))
+		nodes = append(nodes, newProcess(t, dir, configs[i].Name, filepath.Join(built, "nats"), []string{asNATS + "=" + string(data)}))
 	}
 	return nodes, addrs
 }
