@@ -4,7 +4,6 @@ package api
 
 import (
 	"context"
-	"crypto/subtle"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,6 +19,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/kvmesh/kvmesh/indexer"
+	"github.com/kvmesh/kvmesh/indexer/api/door"
 	"github.com/kvmesh/kvmesh/indexer/event"
 )
 
@@ -82,20 +82,20 @@ func New(cfg Config, index *indexer.Indexer, registry Registry, fleet *Fleet, me
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{cfg: cfg, index: index, registry: registry, fleet: fleet, log: logger, tracer: newTracer(cfg.Tracer), mux: http.NewServeMux(), jsonType: []string{"application/json"}}
+	s := &Server{cfg: cfg, index: index, registry: registry, fleet: fleet, log: logger, tracer: door.Tracer(cfg.Tracer, "github.com/kvmesh/kvmesh/indexer/api"), mux: http.NewServeMux(), jsonType: []string{"application/json"}}
 	s.serves = strings.Join(index.Share().Strings(), ", ")
 	s.handle("POST /register", cfg.MaxBody, s.register)
 	s.handle("POST /unregister", cfg.MaxBody, s.unregister)
 	s.handle("GET /workers", 0, s.workers)
-	s.mux.Handle("POST /query", s.guard(s.query(tokenIDs)))
-	s.mux.Handle("POST /query_by_hash", s.guard(s.query(blockHashes)))
+	s.mux.Handle("POST /query", door.Guard(cfg.Token, s.query(tokenIDs)))
+	s.mux.Handle("POST /query_by_hash", door.Guard(cfg.Token, s.query(blockHashes)))
 	s.handle("GET /dump", 0, s.dump)
 	s.handle("GET /digest", 0, s.digest)
 	s.handle("GET /peers", 0, s.peers)
 	s.handle("GET /health", 0, s.health)
 	s.handle("GET /ready", 0, s.ready)
 	if metrics != nil {
-		s.mux.Handle("GET /metrics", s.guard(metrics))
+		s.mux.Handle("GET /metrics", door.Guard(cfg.Token, metrics))
 	}
 	s.mux.HandleFunc("/", s.lost)
 	return s
@@ -113,14 +113,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mux.Serve
 
 // lost answers requests that no handler is for.
 func (s *Server) lost(w http.ResponseWriter, r *http.Request) {
-	var allowed []string
-	for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPatch, http.MethodPut, http.MethodDelete} {
-		other := *r
-		other.Method = method
-		if _, pattern := s.mux.Handler(&other); pattern != "/" {
-			allowed = append(allowed, method)
-		}
-	}
+	allowed := door.Methods(s.mux, r)
 	if len(allowed) == 0 {
 		s.fail(w, r, http.StatusNotFound, "unknown_path", fmt.Errorf("no such path: %s; /openapi.json describes those there are, /ui/ is for people", r.URL.Path))
 		return
@@ -165,24 +158,8 @@ func (s *Server) handle(pattern string, maxBody int64, f func(r *http.Request) (
 	if strings.HasSuffix(pattern, "/health") || strings.HasSuffix(pattern, "/ready") {
 		s.mux.Handle(pattern, handler)
 	} else {
-		s.mux.Handle(pattern, s.guard(handler))
+		s.mux.Handle(pattern, door.Guard(s.cfg.Token, handler))
 	}
-}
-
-// guard lets those through who have the token.
-func (s *Server) guard(next http.Handler) http.Handler {
-	if s.cfg.Token == "" {
-		return next
-	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-		if !ok || subtle.ConstantTimeCompare([]byte(token), []byte(s.cfg.Token)) != 1 {
-			w.Header().Set("WWW-Authenticate", "Bearer")
-			s.fail(w, r, http.StatusUnauthorized, "unauthorized", errors.New("a bearer token is needed, or it is the wrong one"))
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
 }
 
 // reply answers with a value as JSON.

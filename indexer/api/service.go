@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
 
+	"github.com/kvmesh/kvmesh/indexer/api/door"
 	"github.com/kvmesh/kvmesh/indexer/event"
 )
 
@@ -76,7 +77,7 @@ func (s *Server) Listen(nc *nats.Conn, version string) (stop func() error, err e
 }
 
 func (s *Server) serveNATS(ctx context.Context, nc *nats.Conn, r micro.Request, prefix, content string) {
-	ctx, ended := s.traceNATS(ctx, r, prefix)
+	ctx, ended := door.TraceNATS(ctx, s.tracer, r, prefix, r.Subject())
 	w := s.work(content)
 	defer s.done(w)
 	key := strings.TrimPrefix(r.Subject(), prefix+".")

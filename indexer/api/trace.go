@@ -4,23 +4,12 @@ import (
 	"context"
 	"time"
 
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/micro"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
-	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/kvmesh/kvmesh/indexer/event"
 )
-
-// newTracer returns the tracer of a Server; nil: nothing is traced.
-func newTracer(provider trace.TracerProvider) trace.Tracer {
-	if _, off := provider.(noop.TracerProvider); off || provider == nil {
-		return nil
-	}
-	return provider.Tracer("github.com/kvmesh/kvmesh/indexer/api")
-}
 
 // question is what a prompt turned out to ask, for its span.
 type question struct {
@@ -68,28 +57,4 @@ func (s *Server) answerPrompt(ctx context.Context, deadline time.Time, w *work, 
 		span.AddLink(trace.Link{SpanContext: a.Span, Attributes: []attribute.KeyValue{attribute.Int64("kvmesh.log_seq", int64(a.LogSeq))}})
 	}
 	return err
-}
-
-// traceNATS begins the span of a request over NATS, below that which its headers
-// name. The function that it returns ends it with the request's outcome.
-func (s *Server) traceNATS(ctx context.Context, r micro.Request, endpoint string) (context.Context, func(error)) {
-	if s.tracer == nil {
-		return ctx, func(error) {}
-	}
-	ctx, span := s.tracer.Start(event.WithTrace(ctx, nats.Header(r.Headers())), endpoint, trace.WithSpanKind(trace.SpanKindServer))
-	if span.IsRecording() {
-		span.SetAttributes(
-			attribute.String("messaging.system", "nats"),
-			attribute.String("messaging.operation.name", "answer"),
-			attribute.String("messaging.operation.type", "process"),
-			attribute.String("messaging.destination.name", r.Subject()),
-			attribute.Int("messaging.message.body.size", len(r.Data())),
-		)
-	}
-	return ctx, func(err error) {
-		if err != nil {
-			span.SetStatus(codes.Error, err.Error())
-		}
-		span.End()
-	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/kvmesh/kvmesh/indexer/api/door"
 	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/replica/selection"
 )
@@ -65,7 +66,7 @@ func (x *Server) answerPassed(m *nats.Msg, op operation) {
 	if err != nil {
 		var code string
 		status, code = codeOf(err)
-		reply = failure{Error: err.Error(), Code: code}
+		reply = door.Failure{Error: err.Error(), Code: code}
 	}
 	answer := nats.NewMsg("")
 	answer.Header.Set(statusHeader, strconv.Itoa(status))
@@ -98,7 +99,7 @@ func (x *Server) perform(op operation, c *call) (status int, reply any, err erro
 	if status < 400 {
 		return status, json.RawMessage(m.Data), nil
 	}
-	var f failure
+	var f door.Failure
 	if e := json.Unmarshal(m.Data, &f); e != nil {
 		f.Error = strings.TrimSpace(string(m.Data))
 	}
@@ -108,7 +109,7 @@ func (x *Server) perform(op operation, c *call) (status int, reply any, err erro
 // passedError is an error that another process answered with.
 type passedError struct {
 	status int
-	failure
+	door.Failure
 }
 
-func (e *passedError) Error() string { return e.failure.Error }
+func (e *passedError) Error() string { return e.Failure.Error }

@@ -81,7 +81,9 @@ func TestWorkersOverHTTP(t *testing.T) {
 	a.must(200, "DELETE", "/workers/7", nil)
 	a.must(404, "POST", "/select", object{"model_name": "m", "token_ids": tokens(8)})
 	eventually(t, "the other replica knows of no worker", func() bool { return len(b.selector.Workers()) == 0 && len(b.index.Workers()) == 0 })
-	a.must(405, "GET", "/select", nil)
+	for path, methods := range map[string]string{"/select": "POST", "/workers/many": "PATCH, DELETE", "/workers": "GET, POST", "/ready": "GET"} {
+		same(t, "methods of "+path, a.must(405, "PUT", path, nil)["error"], path+" takes "+methods+", not PUT")
+	}
 	a.must(404, "GET", "/nothing", nil)
 }
 

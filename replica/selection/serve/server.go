@@ -5,9 +5,9 @@ package serve
 import (
 	"bytes"
 	"context"
-	"crypto/subtle"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -19,6 +19,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/kvmesh/kvmesh/indexer"
+	"github.com/kvmesh/kvmesh/indexer/api/door"
 	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/replica/load"
 	"github.com/kvmesh/kvmesh/replica/selection"
@@ -73,11 +74,11 @@ func New(cfg Config, s *selection.Selector, roster *selection.Roster, hinter Hin
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
 	}
-	x := &Server{cfg: cfg, selector: s, roster: roster, hinter: hinter, index: index, log: logger, tracer: newTracer(cfg.Tracer), mux: http.NewServeMux(), json: []string{"application/json"}, own: map[string]bool{"workers": true, "ready": true}}
+	x := &Server{cfg: cfg, selector: s, roster: roster, hinter: hinter, index: index, log: logger, tracer: door.Tracer(cfg.Tracer, "github.com/kvmesh/kvmesh/replica/selection/serve"), mux: http.NewServeMux(), json: []string{"application/json"}, own: map[string]bool{"workers": true, "ready": true}}
 	for _, op := range x.operations() {
 		x.handle(op)
 	}
-	x.mux.Handle("GET /workers", x.guard(http.HandlerFunc(x.workers)))
+	x.mux.Handle("GET /workers", door.Guard(x.cfg.Token, http.HandlerFunc(x.workers)))
 	x.mux.HandleFunc("GET /ready", x.ready)
 	return x
 }
@@ -124,14 +125,11 @@ func (x *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		x.mux.ServeHTTP(w, r)
 		return
 	}
-	for _, method := range []string{http.MethodPost, http.MethodGet, http.MethodPatch, http.MethodDelete} {
-		other := *r
-		other.Method = method
-		if _, pattern := x.mux.Handler(&other); pattern != "" && r.URL.Path != "/workers" && r.URL.Path != "/ready" {
-			w.Header().Set("Allow", method)
-			x.fail(w, r, http.StatusMethodNotAllowed, "method", errors.New(r.URL.Path+" takes "+method+", not "+r.Method))
-			return
-		}
+	if allowed := door.Methods(x.mux, r); len(allowed) > 0 {
+		methods := strings.Join(allowed, ", ")
+		w.Header().Set("Allow", methods)
+		x.fail(w, r, http.StatusMethodNotAllowed, "method", fmt.Errorf("%s takes %s, not %s", r.URL.Path, methods, r.Method))
+		return
 	}
 	x.index.ServeHTTP(w, r)
 }
@@ -145,7 +143,7 @@ func firstOf(path string) string {
 func (x *Server) handle(op operation) {
 	_, path, _ := strings.Cut(op.pattern, " ")
 	x.own[firstOf(path)] = true
-	x.mux.Handle(op.pattern, x.guard(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	x.mux.Handle(op.pattern, door.Guard(x.cfg.Token, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		a := x.arrays.get()
 		defer x.arrays.put(a)
 		body, err := readBody(a.body[:0], http.MaxBytesReader(w, r.Body, x.cfg.MaxBody), r.ContentLength, x.cfg.MaxBody)
@@ -177,37 +175,15 @@ func readBody(dst []byte, from io.Reader, length, most int64) ([]byte, error) {
 	return buf.Bytes(), err
 }
 
-// guard lets those through who have the token.
-func (x *Server) guard(next http.Handler) http.Handler {
-	if x.cfg.Token == "" {
-		return next
-	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-		if !ok || subtle.ConstantTimeCompare([]byte(token), []byte(x.cfg.Token)) != 1 {
-			w.Header().Set("WWW-Authenticate", "Bearer")
-			x.fail(w, r, http.StatusUnauthorized, "unauthorized", errors.New("a bearer token is needed, or it is the wrong one"))
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
-}
-
 func (x *Server) reply(w http.ResponseWriter, status int, body any) {
 	data, err := json.Marshal(body)
 	if err != nil {
 		x.log.Error("reply can't be written as JSON", "error", err)
-		status, data = http.StatusInternalServerError, []byte(`{"error":"reply can't be written as JSON","code":"internal"}`)
+		status, data = http.StatusInternalServerError, door.Failure{Error: "reply can't be written as JSON", Code: "internal"}.JSON()
 	}
 	w.Header()["Content-Type"] = x.json
 	w.WriteHeader(status)
 	w.Write(append(data, '\n')) // an error is the client's: it is gone
-}
-
-// failure is the body of every error.
-type failure struct {
-	Error string `json:"error"`
-	Code  string `json:"code"`
 }
 
 func (x *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
@@ -222,7 +198,7 @@ func (x *Server) fail(w http.ResponseWriter, r *http.Request, status int, code s
 	if status >= 500 {
 		x.log.Debug("request failed", "method", r.Method, "path", r.URL.Path, "status", status, "error", err)
 	}
-	x.reply(w, status, failure{Error: err.Error(), Code: code})
+	x.reply(w, status, door.Failure{Error: err.Error(), Code: code})
 }
 
 var errTooLarge = errors.New("the body is too large")

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
 
+	"github.com/kvmesh/kvmesh/indexer/api/door"
 	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/replica/selection"
 )
@@ -70,7 +71,7 @@ func (x *Server) Listen(nc *nats.Conn, version string) (stop func() error, err e
 func (x *Server) serveNATS(r micro.Request, op operation) {
 	ctx, cancel := context.WithTimeout(context.Background(), requestTimeout)
 	defer cancel()
-	ctx, ended := x.traceNATS(ctx, r, op)
+	ctx, ended := door.TraceNATS(ctx, x.tracer, r, subjectPrefix+op.name, subjectPrefix+op.name)
 	c := &call{ctx: ctx, body: r.Data(), query: func(name string) string { return member(r.Data(), name) }}
 	var reply any
 	var err error
@@ -84,8 +85,7 @@ func (x *Server) serveNATS(r micro.Request, op operation) {
 	ended(err)
 	if err != nil {
 		status, code := codeOf(err)
-		data, _ := json.Marshal(failure{Error: err.Error(), Code: code}) // two strings: no error
-		err = r.Error(strconv.Itoa(status), http.StatusText(status)+": "+oneLine(err.Error()), data)
+		err = r.Error(strconv.Itoa(status), http.StatusText(status)+": "+oneLine(err.Error()), door.Failure{Error: err.Error(), Code: code}.JSON())
 	} else {
 		err = r.RespondJSON(reply)
 	}
