@@ -8,13 +8,13 @@ import (
 )
 
 // apply applies the record at a log sequence.
-func (x *Indexer) apply(seq uint64, subject string, data []byte) {
+func (x *shard) apply(seq uint64, subject string, data []byte) {
 	if s := x.others[subject]; s != nil {
 		x.pass(s.name, seq, subject, data)
 		return
 	}
 	name, err := x.cfg.Log.Parse(subject)
-	if err == nil && !x.Serves(name.Partition()) {
+	if err == nil && !x.cfg.Share.Has(name.Partition()) {
 		x.pass(name, seq, subject, data)
 		return
 	}
@@ -30,7 +30,7 @@ func (x *Indexer) apply(seq uint64, subject string, data []byte) {
 
 // applyRecord applies a record whose header has been read. What can't be read is
 // counted and skipped: the next digest of its source shows the difference.
-func (x *Indexer) applyRecord(name event.Source, seq uint64, subject string, data []byte, err error) {
+func (x *shard) applyRecord(name event.Source, seq uint64, subject string, data []byte, err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	defer x.advance(seq)
@@ -87,7 +87,7 @@ func (x *Indexer) applyRecord(name event.Source, seq uint64, subject string, dat
 }
 
 // source returns a source, new or not.
-func (x *Indexer) source(name event.Source, seq uint64) *source {
+func (x *shard) source(name event.Source, seq uint64) *source {
 	s := x.sources[name]
 	if s == nil {
 		p := x.partition(name.Partition())
@@ -101,13 +101,13 @@ func (x *Indexer) source(name event.Source, seq uint64) *source {
 
 // forget drops all that is known of a source whose last record is at a log
 // sequence.
-func (x *Indexer) forget(s *source, seq uint64) {
+func (x *shard) forget(s *source, seq uint64) {
 	s.part.index.Update(seq, func(w prefix.Writer) { w.Drop(s.holder) })
 	x.leave(s)
 }
 
 // leave takes a source out of the tables; the index has dropped it.
-func (x *Indexer) leave(s *source) {
+func (x *shard) leave(s *source) {
 	delete(s.part.sources, s)
 	delete(x.sources, s.name)
 	x.dropIfEmpty(s.part)
@@ -116,14 +116,14 @@ func (x *Indexer) leave(s *source) {
 	}
 }
 
-func (x *Indexer) header(s *source, h *event.Header) {
+func (x *shard) header(s *source, h *event.Header) {
 	s.incarnation = h.Incarnation
 	s.batches, s.engineSeq = h.Batches, h.Last
 }
 
 // op applies the operation that was read to a source. It returns how many blocks
 // it names.
-func (x *Indexer) op(w prefix.Writer, s *source, seq uint64) (blocks int) {
+func (x *shard) op(w prefix.Writer, s *source, seq uint64) (blocks int) {
 	op := &x.dec.Op
 	salt := event.Salt(op.Tier, op.Owner)
 	switch op.Kind {
@@ -169,7 +169,7 @@ func (x *Indexer) op(w prefix.Writer, s *source, seq uint64) (blocks int) {
 }
 
 // clear empties some tiers of a source.
-func (x *Indexer) clear(w prefix.Writer, s *source, tiers event.TierMask) {
+func (x *shard) clear(w prefix.Writer, s *source, tiers event.TierMask) {
 	if tiers == event.AllTiers {
 		s.empty(w)
 	} else {
@@ -184,7 +184,7 @@ func (x *Indexer) clear(w prefix.Writer, s *source, tiers event.TierMask) {
 
 // diverge marks a source whose state is not what its bridge says, and has the
 // bridge write a checkpoint.
-func (x *Indexer) diverge(s *source) {
+func (x *shard) diverge(s *source) {
 	if !s.diverged {
 		s.diverged = true
 		x.metrics.divergences.Add(x.metrics.ctx, 1)
@@ -198,7 +198,7 @@ const askInterval = 2 * time.Second
 
 // askCheckpoint asks the bridge of a source for a checkpoint, unless it has
 // written one at the log sequence from, or later.
-func (x *Indexer) askCheckpoint(s *source, from uint64) {
+func (x *shard) askCheckpoint(s *source, from uint64) {
 	if time.Since(s.asked) < askInterval {
 		return
 	}
@@ -210,7 +210,7 @@ func (x *Indexer) askCheckpoint(s *source, from uint64) {
 
 // chunk takes in a chunk of a checkpoint. The last one puts the state in force,
 // unless it is the state already.
-func (x *Indexer) chunk(s *source, seq uint64, data []byte) {
+func (x *shard) chunk(s *source, seq uint64, data []byte) {
 	chunks := x.dec.Op.Chunks
 	staged := s.stage(x.dec.Op.Chunk, chunks, seq, append([]byte(nil), data...))
 	if staged == nil {
@@ -237,7 +237,7 @@ func (x *Indexer) chunk(s *source, seq uint64, data []byte) {
 }
 
 // digestOf returns the digest that a record ends with.
-func (x *Indexer) digestOf(data []byte) (event.Digests, bool) {
+func (x *shard) digestOf(data []byte) (event.Digests, bool) {
 	var d event.Digests
 	found := false
 	if x.dec.Reset(data) != nil {
@@ -252,7 +252,7 @@ func (x *Indexer) digestOf(data []byte) (event.Digests, bool) {
 }
 
 // restore applies one chunk of a checkpoint.
-func (x *Indexer) restore(w prefix.Writer, s *source, seq uint64, data []byte) {
+func (x *shard) restore(w prefix.Writer, s *source, seq uint64, data []byte) {
 	if err := x.dec.Reset(data); err != nil {
 		x.diverge(s)
 		return

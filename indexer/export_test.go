@@ -1,4 +1,4 @@
 package indexer
 
 // Floor returns the log sequence before which no record is needed any more.
-func (x *Indexer) Floor() uint64 { return x.floor() }
+func (x *Indexer) Floor() uint64 { return x.shards[0].floor() }

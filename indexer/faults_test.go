@@ -173,7 +173,7 @@ func TestBadMessages(t *testing.T) {
 	if n := x.counter("kvmesh.indexer.records.bad"); n != int64(len(bad)) {
 		t.Errorf("%d bad records counted, want %d", n, len(bad))
 	}
-	if sources, at := x.Sources(); len(sources) != 1 || at != seq {
+	if sources, at := x.Sources(); len(sources) != 1 || at.LogSeq != seq {
 		t.Errorf("%d sources at %d", len(sources), at)
 	}
 	x.agrees(stateOf(of))
@@ -258,12 +258,12 @@ func TestLogChanges(t *testing.T) {
 			x.reach(w.fill(rng, of, 60))
 			x.agrees(stateOf(of))
 			now, seq := c.do(t, w, of, rng)
-			w.await("the indexer is where the log is", func() bool { return x.Ready() == nil && x.Position() == seq })
+			w.await("the indexer is where the log is", func() bool { return x.Ready() == nil && x.Position().LogSeq == seq })
 			x.agrees(stateOf(now...))
 			x.reach(w.fill(rng, now[0], 20))
 			x.agrees(stateOf(now...))
 			late := w.start(nil)
-			late.reach(x.Position())
+			late.reach(x.Position().LogSeq)
 			late.agrees(stateOf(now...))
 		})
 	}
@@ -295,7 +295,7 @@ func TestLogIsShorter(t *testing.T) {
 	w.restore(before)
 	w.startNATS()
 	w.keepAway(false)
-	w.await("the indexer is at 1 again", func() bool { return x.Ready() == nil && x.Position() == 1 })
+	w.await("the indexer is at 1 again", func() bool { return x.Ready() == nil && x.Position().LogSeq == 1 })
 	x.agrees(then)
 }
 
@@ -378,8 +378,8 @@ func TestReadiness(t *testing.T) {
 	notReady("without the catalog, in the middle of the log")
 	x.CatalogRead()
 	notReady("in the middle of the log")
-	if x.Position() != 20 || x.Lag() == 0 {
-		t.Errorf("at %d, lag %d", x.Position(), x.Lag())
+	if x.Position().LogSeq != 20 || x.Lag() == 0 {
+		t.Errorf("at %d, lag %d", x.Position().LogSeq, x.Lag())
 	}
 	close(held)
 	x.reach(end)
@@ -391,7 +391,7 @@ func TestReadiness(t *testing.T) {
 
 	y := w.prepare(nil)
 	y.Registered(worker(of))
-	w.await("the log is read", func() bool { return y.Position() == end })
+	w.await("the log is read", func() bool { return y.Position().LogSeq == end })
 	if err := y.Ready(); !errors.Is(err, indexer.ErrNotReady) {
 		t.Errorf("without the catalog: %v", err)
 	}
@@ -409,19 +409,19 @@ func TestWaitFor(t *testing.T) {
 	x.reach(end)
 	ctx, cancel := context.WithCancel(w.ctx)
 	cancel()
-	if err := x.WaitFor(ctx, end); err != nil {
+	if err := x.WaitFor(ctx, event.Position{LogSeq: end}); err != nil {
 		t.Errorf("for what is reached: %v", err)
 	}
-	if err := x.WaitFor(ctx, end+1); !errors.Is(err, indexer.ErrBehind) {
+	if err := x.WaitFor(ctx, event.Position{LogSeq: end + 1}); !errors.Is(err, indexer.ErrBehind) {
 		t.Errorf("for what is not reached: %v", err)
 	}
 	var waiting sync.WaitGroup
 	for i := range uint64(20) {
 		waiting.Go(func() {
-			if err := x.WaitFor(w.ctx, end+i); err != nil {
+			if err := x.WaitFor(w.ctx, event.Position{LogSeq: end + i}); err != nil {
 				t.Error(err)
 			}
-			if at := x.Position(); at < end+i {
+			if at := x.Position().LogSeq; at < end+i {
 				t.Errorf("waited for %d, woken at %d", end+i, at)
 			}
 		})

@@ -53,6 +53,8 @@ type world struct {
 
 	nc      *nats.Conn
 	js      jetstream.JetStream
+	log     event.Log
+	seqs    []uint64 // last sequence of each stream that was written
 	writers []*feed.Writer
 	prompts []model.Prompt
 	locals  [][]uint64
@@ -60,14 +62,22 @@ type world struct {
 
 func newWorld(t *testing.T, seed uint64) *world {
 	t.Helper()
+	return newSplitWorld(t, seed, 1)
+}
+
+// newSplitWorld is newWorld with a log in several streams.
+func newSplitWorld(t *testing.T, seed uint64, shards int) *world {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	t.Cleanup(cancel)
-	w := &world{t: t, dir: t.TempDir(), ctx: ctx}
+	w := &world{t: t, dir: t.TempDir(), ctx: ctx, log: event.Log{Stream: "KV", Shards: shards}, seqs: make([]uint64, shards)}
 	w.nats = hub.New(w.dir, 0)
 	w.startNATS()
 	t.Cleanup(w.nats.Stop)
 	w.nc, w.js = w.connect(gate{w, false})
-	w.makeStream()
+	for i := range shards {
+		w.makeShard(i)
+	}
 	w.prompts = model.Prompts(model.PromptOptions{Seed: seed, BlockSize: blockSize, N: 10, Spaced: 2})
 	for _, p := range w.prompts {
 		w.locals = append(w.locals, p.Locals)
@@ -75,10 +85,12 @@ func newWorld(t *testing.T, seed uint64) *world {
 	return w
 }
 
-func (w *world) makeStream() {
+func (w *world) makeStream() { w.makeShard(0) }
+
+func (w *world) makeShard(i int) {
 	w.t.Helper()
 	w.await("the stream is made", func() bool {
-		_, err := w.js.CreateStream(w.ctx, event.DefaultLog().Config(0, 1))
+		_, err := w.js.CreateStream(w.ctx, w.log.Config(i, 1))
 		return err == nil
 	})
 }
@@ -150,6 +162,11 @@ func (w *world) publish(subject string, data []byte) uint64 {
 		ack, err := w.js.Publish(w.ctx, subject, data)
 		if err == nil {
 			seq = ack.Sequence
+			for i := range w.seqs {
+				if w.log.Name(i) == ack.Stream {
+					w.seqs[i] = seq
+				}
+			}
 		}
 		return err == nil
 	})
@@ -160,7 +177,7 @@ func (w *world) publish(subject string, data []byte) uint64 {
 func (w *world) write(of *feed.Writer, records ...[]byte) (seq uint64) {
 	w.t.Helper()
 	for _, r := range records {
-		seq = w.publish(event.DefaultLog().Subject(of.Source), r)
+		seq = w.publish(w.log.Subject(of.Source), r)
 	}
 	return seq
 }
@@ -200,7 +217,7 @@ func (w *world) start(change func(*indexer.Config, *indexer.Options)) *reader {
 func (w *world) prepare(change func(*indexer.Config, *indexer.Options)) *reader {
 	w.t.Helper()
 	cfg := indexer.Default()
-	cfg.CheckInterval, cfg.Compact = 20*time.Millisecond, false
+	cfg.Log, cfg.CheckInterval, cfg.Compact = w.log, 20*time.Millisecond, false
 	r := &reader{w: w, meter: metric.NewManualReader()}
 	logs := &lockedBuilder{}
 	opts := indexer.Options{Logger: slog.New(slog.NewTextHandler(logs, nil)), Meter: metric.NewMeterProvider(metric.WithReader(r.meter))}
@@ -255,11 +272,22 @@ func worker(of *feed.Writer) event.Worker {
 	return event.Worker{Source: of.Source, Endpoint: "tcp://127.0.0.1:9", BlockSize: blockSize}
 }
 
-// reach waits until answers are true for a sequence.
+// reach waits until answers are true for a sequence of a log in one stream.
 func (r *reader) reach(seq uint64) {
 	r.w.t.Helper()
+	r.reachAt(event.Position{LogSeq: seq})
+}
+
+// reachAll waits until answers are true for all that was written.
+func (r *reader) reachAll() {
+	r.w.t.Helper()
+	r.reachAt(event.PositionOf(slices.Clone(r.w.seqs)))
+}
+
+func (r *reader) reachAt(p event.Position) {
+	r.w.t.Helper()
 	r.w.await("the indexer is ready", func() bool { return r.Ready() == nil })
-	if err := r.WaitFor(r.w.ctx, seq); err != nil {
+	if err := r.WaitFor(r.w.ctx, p); err != nil {
 		r.w.t.Fatal(err)
 	}
 }
@@ -316,10 +344,10 @@ func stateOf(writers ...*feed.Writer) model.State {
 }
 
 // answer asks an indexer about a prompt.
-func answer(x *indexer.Indexer, q *indexer.Query, p event.Partition, locals []uint64) (map[string]model.Row, uint64, error) {
+func answer(x *indexer.Indexer, q *indexer.Query, p event.Partition, locals []uint64) (map[string]model.Row, event.Position, error) {
 	a, err := x.Match(q, p, locals)
 	if err != nil {
-		return nil, 0, err
+		return nil, event.Position{}, err
 	}
 	out := map[string]model.Row{}
 	for _, h := range a.Holdings {
@@ -335,7 +363,8 @@ func answer(x *indexer.Indexer, q *indexer.Query, p event.Partition, locals []ui
 		}
 		out[h.Instance] = row
 	}
-	return out, a.LogSeq, nil
+	a.LogSeqs = slices.Clone(a.LogSeqs)
+	return out, a.Position, nil
 }
 
 // agrees compares all answers with a naive state.
@@ -349,12 +378,12 @@ func (r *reader) agreesIn(partition event.Partition, want model.State) {
 	r.w.t.Helper()
 	var q indexer.Query
 	for i, locals := range r.w.locals {
-		got, seq, err := answer(r.Indexer, &q, partition, locals)
+		got, at, err := answer(r.Indexer, &q, partition, locals)
 		if err != nil {
 			r.w.t.Fatal(err)
 		}
 		if w := want.Answer(locals); !reflect.DeepEqual(got, w) {
-			r.w.t.Fatalf("prompt %d at log seq %d: %v, want %v", i, seq, got, w)
+			r.w.t.Fatalf("prompt %d at %v: %v, want %v", i, at, got, w)
 		}
 	}
 }

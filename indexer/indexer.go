@@ -1,8 +1,8 @@
 // Package indexer reads the log and answers, exactly, who holds how much of a
 // prompt.
 //
-// An Indexer reads the stream whole, in order, from one goroutine, and keeps
-// what every source holds in memory. Any number of goroutines may ask. Every
+// An Indexer reads the log whole, in order, each of its streams from one goroutine,
+// and keeps what every source holds in memory. Any number of goroutines may ask. Every
 // answer says the log sequence that it is true for. An Indexer that starts, falls
 // behind or finds that the log was cut or made anew recovers from the log alone.
 package indexer
@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -33,6 +32,9 @@ var (
 	// ErrNotReady: the Indexer has not read the log up to where its answers
 	// would be true. The text says how far it is.
 	ErrNotReady = errors.New("indexer: not ready")
+	// ErrPosition: what a caller asks to wait for is no position of this log. The
+	// text says what would be one.
+	ErrPosition = errors.New("indexer: not a position of the log")
 	// ErrBehind: the log sequence that a caller asked to wait for was not
 	// reached in time.
 	ErrBehind = errors.New("indexer: behind the log sequence asked for")
@@ -56,7 +58,7 @@ type Config struct {
 	// the sources that still need the oldest records, and purges what nobody
 	// needs. Any number of Indexers may do so.
 	Compact bool
-	// MinLog is the size of a log, in bytes, that is left alone.
+	// MinLog is the size of a stream, in bytes, that is left alone.
 	MinLog uint64
 	// Share is the partitions that the Indexer keeps and answers for. Of others
 	// it notes no more than which of their records are still needed.
@@ -81,8 +83,6 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("indexer: Log: %w", err)
 	}
 	switch {
-	case c.Log.Shards > 1:
-		return errors.New("indexer: a log of several shards is not read yet")
 	case c.Replicas < 1:
 		return fmt.Errorf("indexer: Replicas is %d, want at least 1", c.Replicas)
 	case c.Grace <= 0:
@@ -102,38 +102,18 @@ type Options struct {
 	// is traced.
 	Tracer trace.TracerProvider
 	// Applied, if not nil, is called after each record of the share, when
-	// queries see what it changed, from the goroutine of Run: the source, the
-	// header of its record, and the log sequence.
+	// queries see what it changed, from the goroutine that reads its stream: the
+	// source, the header of its record, and the log sequence.
 	Applied func(s event.Source, h event.Header, logSeq uint64)
 }
 
-// Indexer is an exact index of the log.
+// Indexer is an exact index of the log: a reader for each of its streams. Each source
+// is in one of those, so what a reader answers is exact for its sources, and
+// all of them together for all.
 type Indexer struct {
 	cfg     Config
-	nc      *nats.Conn
-	js      jetstream.JetStream
-	log     *slog.Logger
+	shards  []*shard
 	metrics *metrics
-	applied func(event.Source, event.Header, uint64)
-
-	era    atomic.Pointer[era] // what queries read
-	end    atomic.Uint64       // last sequence of the stream, as last seen
-	synced atomic.Bool         // the catalog has been read
-
-	// mu is the reader's, and of whoever reads or changes more than queries do.
-	mu      sync.RWMutex
-	sources map[event.Source]*source
-	did     applied
-	waiters map[*waiter]struct{}
-	absent  map[event.Source]time.Time // workers without records, since when
-	gone    map[event.Source]bool      // workers that were registered, and are no longer
-
-	// The reader's own.
-	dec     event.Decoder
-	others  map[string]*source // sources that are not in the share, by subject
-	trace   tracing
-	created time.Time // of the stream that the position is in
-	target  uint64    // sequence to be reached before answers are true
 }
 
 // New returns an Indexer over a NATS connection. Run runs it.
@@ -147,25 +127,18 @@ func New(nc *nats.Conn, js jetstream.JetStream, cfg Config, opts Options) (*Inde
 	if opts.Meter == nil {
 		opts.Meter = noop.NewMeterProvider()
 	}
-	x := &Indexer{
-		cfg:     cfg,
-		nc:      nc,
-		js:      js,
-		log:     opts.Logger,
-		applied: opts.Applied,
-		trace:   newTracing(opts.Tracer),
-		sources: map[event.Source]*source{},
-		waiters: map[*waiter]struct{}{},
-		absent:  map[event.Source]time.Time{},
-		gone:    map[event.Source]bool{},
-		others:  map[string]*source{},
+	x := &Indexer{cfg: cfg}
+	for i := range cfg.Log.Shards {
+		x.shards = append(x.shards, newShard(nc, js, cfg, i, opts))
 	}
-	x.era.Store(newEra())
 	m, err := newMetrics(opts.Meter, x)
 	if err != nil {
 		return nil, err
 	}
 	x.metrics = m
+	for _, s := range x.shards {
+		s.metrics = m
+	}
 	return x, nil
 }
 
@@ -174,88 +147,89 @@ func (x *Indexer) Run(ctx context.Context) error {
 	defer x.metrics.close()
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
-	tasks.Go(func() { x.tidyLoop(ctx) })
-	tasks.Go(func() { x.gatherLoop(ctx) })
-	x.readLoop(ctx)
+	for _, s := range x.shards {
+		tasks.Go(func() { s.tidyLoop(ctx) })
+		tasks.Go(func() { s.gatherLoop(ctx) })
+		tasks.Go(func() { s.readLoop(ctx) })
+	}
 	return nil
 }
-
-// -- readiness ----------------------------------------------------------------
 
 // Ready returns nil if answers are true, and else what is missing. The error
 // wraps ErrNotReady.
-func (x *Indexer) Ready() error { return x.readyIn(x.now()) }
-
-// readyIn is Ready for an era.
-func (x *Indexer) readyIn(e *era) error {
-	switch {
-	case !x.synced.Load():
-		return fmt.Errorf("%w: the catalog of workers has not been read yet", ErrNotReady)
-	case !e.ready.Load():
-		return fmt.Errorf("%w: at %d of %d records of the log", ErrNotReady, e.position.Load(), x.end.Load())
-	case !e.whole.Load():
-		return fmt.Errorf("%w: the log has lost its beginning, and bridges are asked for what it had", ErrNotReady)
+func (x *Indexer) Ready() error {
+	for _, s := range x.shards {
+		if err := s.Ready(); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// Position returns the log sequence that answers are true for now.
-func (x *Indexer) Position() uint64 { return x.now().position.Load() }
+// Position returns what answers are true for now.
+func (x *Indexer) Position() event.Position {
+	seqs := make([]uint64, len(x.shards))
+	for i, s := range x.shards {
+		seqs[i] = s.Position()
+	}
+	return event.PositionOf(seqs)
+}
 
 // Lag returns how many records of the log have not been read yet, as far as is
 // known.
-func (x *Indexer) Lag() uint64 {
-	end, at := x.end.Load(), x.now().position.Load()
-	if end <= at {
-		return 0
+func (x *Indexer) Lag() (n uint64) {
+	for _, s := range x.shards {
+		n += s.Lag()
 	}
-	return end - at
+	return n
 }
 
-// waiter waits for a log sequence.
-type waiter struct {
-	seq  uint64
-	done chan struct{}
-}
-
-// WaitFor waits until answers are true for a log sequence. It returns an error
-// that wraps ErrBehind if ctx ends before.
-func (x *Indexer) WaitFor(ctx context.Context, seq uint64) error {
-	if x.now().position.Load() >= seq {
-		return nil
+// Reached tells whether answers are true for a position, or a later one. Errors wrap
+// ErrPosition.
+func (x *Indexer) Reached(p event.Position) (bool, error) {
+	if err := p.Of(len(x.shards)); err != nil {
+		return false, fmt.Errorf("%w: %w", ErrPosition, err)
 	}
-	w := &waiter{seq: seq, done: make(chan struct{})}
-	x.mu.Lock()
-	x.waiters[w] = struct{}{}
-	x.mu.Unlock()
-	defer func() {
-		x.mu.Lock()
-		delete(x.waiters, w)
-		x.mu.Unlock()
-	}()
-	if x.now().position.Load() >= seq {
-		return nil
+	if p.Zero() {
+		return true, nil
 	}
-	select {
-	case <-w.done:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("%w: at %d, asked for %d", ErrBehind, x.now().position.Load(), seq)
-	}
-}
-
-// advance moves the position, and wakes who waits for it. It is called by the
-// reader with mu held.
-func (x *Indexer) advance(seq uint64) {
-	x.now().position.Store(seq)
-	for w := range x.waiters {
-		if w.seq <= seq {
-			delete(x.waiters, w)
-			close(w.done)
+	for i, s := range x.shards {
+		if s.Position() < p.Seq(i) {
+			return false, nil
 		}
 	}
-	if !x.now().ready.Load() && seq >= x.target {
-		x.now().ready.Store(true)
-		x.log.Info("caught up with the log", "log_seq", seq)
+	return true, nil
+}
+
+// WaitFor waits until answers are true for a position. It returns an error that
+// wraps ErrBehind if ctx ends before, or one that wraps ErrPosition.
+func (x *Indexer) WaitFor(ctx context.Context, p event.Position) error {
+	if there, err := x.Reached(p); there || err != nil {
+		return err
+	}
+	for i, s := range x.shards {
+		if err := s.WaitFor(ctx, p.Seq(i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// -- the catalog --------------------------------------------------------------
+
+// of returns the shard that has a source.
+func (x *Indexer) of(s event.Source) *shard { return x.shards[x.cfg.Log.Shard(s)] }
+
+// Registered says that a worker is in the catalog, new or changed.
+func (x *Indexer) Registered(w event.Worker) { x.of(w.Source).Registered(w) }
+
+// Unregistered says that a worker is not in the catalog any more. Its source is
+// not answered with from here on.
+func (x *Indexer) Unregistered(s event.Source) { x.of(s).Unregistered(s) }
+
+// CatalogRead says that all workers of the catalog have been told of.
+func (x *Indexer) CatalogRead() {
+	for _, s := range x.shards {
+		s.CatalogRead()
 	}
 }

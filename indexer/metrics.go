@@ -50,15 +50,21 @@ func newMetrics(provider metric.MeterProvider, x *Indexer) (*metrics, error) {
 	uncertain := gauge("kvmesh.indexer.sources_uncertain", "{source}", "Sources with lost batches.")
 	diverged := gauge("kvmesh.indexer.sources_diverged", "{source}", "Sources whose state differs from their bridge's.")
 	blocks := gauge("kvmesh.indexer.blocks", "{block}", "Blocks that sources hold, by tier.")
-	unique := gauge("kvmesh.indexer.blocks_unique", "{block}", "Different blocks in all indexes.")
+	unique := gauge("kvmesh.indexer.blocks_unique", "{block}", "Different blocks in all indexes; those of several shards of the log count in each.")
 	memory := gauge("kvmesh.indexer.memory", "By", "Memory of all indexes, about.")
 	partitions := gauge("kvmesh.indexer.partitions", "{partition}", "Models and routing groups that have workers.")
 	workers := gauge("kvmesh.indexer.workers", "{worker}", "Workers that are registered, with all their ranks as one.")
 	operations, err := meter.Int64ObservableCounter("kvmesh.indexer.operations", metric.WithUnit("{operation}"), metric.WithDescription("Operations of records that were applied, by what they do and tier."))
 	errs = append(errs, err)
 	reg, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		o.ObserveInt64(position, int64(x.Position()))
-		o.ObserveInt64(lag, int64(x.Lag()))
+		for i, s := range x.shards {
+			var at []attribute.KeyValue
+			if len(x.shards) > 1 {
+				at = append(at, attribute.Int("shard", i))
+			}
+			o.ObserveInt64(position, int64(s.Position()), metric.WithAttributes(at...))
+			o.ObserveInt64(lag, int64(s.Lag()), metric.WithAttributes(at...))
+		}
 		up := int64(0)
 		if x.Ready() == nil {
 			up = 1
@@ -104,13 +110,32 @@ type census struct {
 // applied is how many operations were applied, by tier.
 type applied struct{ stored, removed, cleared [event.Tiers]int64 }
 
+func (a *applied) add(b *applied) {
+	for t := range a.stored {
+		a.stored[t] += b.stored[t]
+		a.removed[t] += b.removed[t]
+		a.cleared[t] += b.cleared[t]
+	}
+}
+
 func (x *Indexer) census() census {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	c := census{blocks: map[string]int64{}, applied: x.did}
+	c := census{blocks: map[string]int64{}}
 	for t := range event.Tier(event.Tiers) {
 		c.blocks[t.String()] = 0 // there from the beginning
 	}
+	partitions := map[event.Partition]bool{}
+	for _, s := range x.shards {
+		s.count(&c, partitions)
+	}
+	c.partitions = int64(len(partitions))
+	return c
+}
+
+// count adds what a shard has. partitions are those that have workers.
+func (x *shard) count(c *census, partitions map[event.Partition]bool) {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	c.applied.add(&x.did)
 	for _, s := range x.sources {
 		if !s.part.served {
 			c.elsewhere++
@@ -127,14 +152,13 @@ func (x *Indexer) census() census {
 			c.blocks[event.Tier(t).String()] += int64(d.Count)
 		}
 	}
-	for _, p := range *x.now().partitions.Load() {
+	for name, p := range *x.now().partitions.Load() {
 		if p.open.Load() {
-			c.partitions++
+			partitions[name] = true
 		}
 		c.workers += int64(len(p.instances))
 		st := p.index.Stats()
 		c.unique += int64(st.Blocks)
 		c.bytes += int64(st.Bytes)
 	}
-	return c
 }

@@ -11,7 +11,7 @@ import "github.com/kvmesh/kvmesh/indexer/event"
 
 // pass notes what a record of a source that is not in the share says of the
 // log.
-func (x *Indexer) pass(name event.Source, seq uint64, subject string, data []byte) {
+func (x *shard) pass(name event.Source, seq uint64, subject string, data []byte) {
 	x.metrics.passed.Add(x.metrics.ctx, 1)
 	err := x.dec.Reset(data)
 	x.mu.Lock()
@@ -52,14 +52,14 @@ func (x *Indexer) pass(name event.Source, seq uint64, subject string, data []byt
 	}
 }
 
-func (x *Indexer) badPassed(subject string, seq uint64, err error) {
+func (x *shard) badPassed(subject string, seq uint64, err error) {
 	x.metrics.bad.Add(x.metrics.ctx, 1)
 	x.log.Error("record of a partition that is served elsewhere can't be read", "subject", subject, "log_seq", seq, "error", err)
 }
 
 // passOutlived forgets the ranks that only batches of a source's engine name, if
 // its new record is of a later life of it.
-func (x *Indexer) passOutlived(s *source, incarnation, seq uint64) {
+func (x *shard) passOutlived(s *source, incarnation, seq uint64) {
 	if incarnation <= s.incarnation {
 		return
 	}

@@ -1,6 +1,9 @@
 package indexer
 
 import (
+	"maps"
+	"slices"
+
 	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/indexer/prefix"
 )
@@ -16,14 +19,14 @@ type Holding struct {
 // Longest returns how far one gets with all tiers, in blocks.
 func (h *Holding) Longest() uint32 { return h.Ends[event.Tiers-1] }
 
-// Answer is who holds how much of a prompt.
+// Answer is who holds how much of a prompt. What is in it is valid until the next use
+// of the Query.
 type Answer struct {
-	// LogSeq is the log sequence that the answer is true for.
-	LogSeq uint64
+	// Position is what the answer is true for.
+	event.Position
 	// BlockSize is the partition's, in tokens.
 	BlockSize uint32
-	// Holdings has those who hold at least the first block, in no order. They
-	// are valid until the next use of the Query.
+	// Holdings has those who hold at least the first block, in no order.
 	Holdings []Holding
 }
 
@@ -32,6 +35,7 @@ type Answer struct {
 type Query struct {
 	prefix   prefix.Query
 	holdings []Holding
+	seqs     []uint64
 }
 
 // Serves tells whether a partition is in the Indexer's share.
@@ -44,45 +48,63 @@ func (x *Indexer) Share() event.Share { return x.cfg.Share }
 // served elsewhere. Errors wrap ErrUnknownPartition, or ErrNotReady while it is not
 // known what partitions there are.
 func (x *Indexer) BlockSize(name event.Partition) (uint32, error) {
-	e := x.now()
-	p := e.partition(name)
-	if p == nil || !p.open.Load() {
-		err := x.readyIn(e)
-		if !x.Serves(name) && x.synced.Load() { // the catalog says it all
-			err = nil
+	for _, s := range x.shards {
+		if p := s.now().open(name); p != nil {
+			return p.blockSize.Load(), nil
 		}
-		if err != nil {
+	}
+	if x.Serves(name) || !x.shards[0].synced.Load() { // else the catalog says it all
+		if err := x.Ready(); err != nil {
 			return 0, err
 		}
-		return 0, ErrUnknownPartition
 	}
-	return p.blockSize.Load(), nil
+	return 0, ErrUnknownPartition
 }
 
 // Match answers who holds how much of a prompt, given by the local hashes of its
-// blocks. It never waits for the reader of the log. Errors wrap
+// blocks. It never waits for the readers of the log. Errors wrap
 // ErrUnknownPartition, ErrNotReady or ErrElsewhere.
 func (x *Indexer) Match(q *Query, name event.Partition, locals []uint64) (Answer, error) {
 	if !x.Serves(name) {
 		return Answer{}, ErrElsewhere
 	}
+	q.holdings, q.seqs = q.holdings[:0], q.seqs[:0]
+	known, size := false, uint32(0)
+	for _, s := range x.shards {
+		p, err := s.match(q, name, locals)
+		if err != nil {
+			return Answer{}, err
+		}
+		if p != nil { // else the shard has none of its workers
+			known, size = true, p.blockSize.Load()
+		}
+	}
+	if !known {
+		return Answer{}, ErrUnknownPartition
+	}
+	return Answer{Position: event.PositionOf(q.seqs), BlockSize: size, Holdings: q.holdings}, nil
+}
+
+// match appends the holdings of the shard's sources, and the log sequence that they
+// are true for. It returns the partition; nil if the shard has no workers of it.
+func (x *shard) match(q *Query, name event.Partition, locals []uint64) (*partition, error) {
 	e := x.now() // one for all: the log may begin anew meanwhile
 	if err := x.readyIn(e); err != nil {
-		return Answer{}, err
-	}
-	p := e.partition(name)
-	if p == nil || !p.open.Load() {
-		return Answer{}, ErrUnknownPartition
+		return nil, err
 	}
 	// The position is read first: what is applied to other partitions by then
 	// does not change this one's answer.
-	at := e.position.Load()
+	p, at := e.open(name), e.position.Load()
+	if p == nil {
+		q.seqs = append(q.seqs, at)
+		return nil, nil
+	}
 	matches, logSeq := p.index.Match(&q.prefix, locals)
-	q.holdings = q.holdings[:0]
 	for i := range matches {
 		q.holdings = append(q.holdings, Holding{q.prefix.Source(matches[i].Holder), matches[i].Ends})
 	}
-	return Answer{LogSeq: max(at, logSeq), BlockSize: p.blockSize.Load(), Holdings: q.holdings}, nil
+	q.seqs = append(q.seqs, max(at, logSeq))
+	return p, nil
 }
 
 // SourceInfo is what an Indexer knows of a source.
@@ -92,7 +114,7 @@ type SourceInfo struct {
 	// EngineSeq is the engine's number of the last batch that has been
 	// applied; nil if there is none.
 	EngineSeq *uint64
-	LogSeq    uint64 // of the source's last record
+	LogSeq    uint64 // of the source's last record, in its stream
 	Gaps      uint64 // in this incarnation
 	Lost      uint64 // batches in them
 	Diverged  bool
@@ -100,12 +122,21 @@ type SourceInfo struct {
 	Digests   event.Digests
 }
 
-// Sources returns what is known of every source in the share, and the log
-// sequence that it is true for.
-func (x *Indexer) Sources() ([]SourceInfo, uint64) {
+// Sources returns what is known of every source in the share, and the position
+// that it is true for.
+func (x *Indexer) Sources() ([]SourceInfo, event.Position) {
+	var out []SourceInfo
+	seqs := make([]uint64, len(x.shards))
+	for i, s := range x.shards {
+		out, seqs[i] = s.appendSources(out)
+	}
+	return out, event.PositionOf(seqs)
+}
+
+func (x *shard) appendSources(out []SourceInfo) ([]SourceInfo, uint64) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	out := make([]SourceInfo, 0, len(x.sources))
+	out = slices.Grow(out, len(x.sources))
 	for _, s := range x.sources {
 		if !s.part.served {
 			continue
@@ -126,9 +157,16 @@ func (x *Indexer) Sources() ([]SourceInfo, uint64) {
 // Workers returns the workers that are registered, also those of partitions that
 // are served elsewhere.
 func (x *Indexer) Workers() []event.Worker {
+	var out []event.Worker
+	for _, s := range x.shards {
+		out = s.appendWorkers(out)
+	}
+	return out
+}
+
+func (x *shard) appendWorkers(out []event.Worker) []event.Worker {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	var out []event.Worker
 	for _, p := range *x.now().partitions.Load() {
 		for _, in := range p.instances {
 			for _, w := range in.workers {
@@ -152,19 +190,35 @@ type DumpedBlock struct {
 }
 
 // Dump returns the blocks of all sources of a partition that queries are
-// answered with, and the log sequence that they are true for.
-func (x *Indexer) Dump(name event.Partition) (sources []Dumped, blockSize uint32, logSeq uint64, err error) {
+// answered with, and the position that they are true for.
+func (x *Indexer) Dump(name event.Partition) (sources []Dumped, blockSize uint32, at event.Position, err error) {
+	if err := x.Ready(); err != nil {
+		return nil, 0, event.Position{}, err
+	}
+	if blockSize, err = x.BlockSize(name); err != nil {
+		return nil, 0, event.Position{}, err
+	}
+	if !x.Serves(name) {
+		return nil, 0, event.Position{}, ErrElsewhere
+	}
+	seqs := make([]uint64, len(x.shards))
+	for i, s := range x.shards {
+		if sources, seqs[i], err = s.appendDump(sources, name); err != nil {
+			return nil, 0, event.Position{}, err
+		}
+	}
+	return sources, blockSize, event.PositionOf(seqs), nil
+}
+
+func (x *shard) appendDump(out []Dumped, name event.Partition) ([]Dumped, uint64, error) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	if err := x.Ready(); err != nil {
-		return nil, 0, 0, err
+		return nil, 0, err
 	}
-	p := x.now().partition(name)
-	if p == nil || !p.open.Load() {
-		return nil, 0, 0, ErrUnknownPartition
-	}
-	if !p.served {
-		return nil, 0, 0, ErrElsewhere
+	p := x.now().open(name)
+	if p == nil {
+		return out, x.Position(), nil
 	}
 	p.index.Read(func(r prefix.Reader) {
 		for s := range p.sources {
@@ -175,21 +229,21 @@ func (x *Indexer) Dump(name event.Partition) (sources []Dumped, blockSize uint32
 			r.Walk(s.holder, func(b prefix.Block, tiers event.TierMask) {
 				d.Blocks = append(d.Blocks, DumpedBlock{b, tiers})
 			})
-			sources = append(sources, d)
+			out = append(out, d)
 		}
 	})
-	return sources, p.blockSize.Load(), x.Position(), nil
+	return out, x.Position(), nil
 }
 
 // Partitions returns the partitions of the share that have workers.
 func (x *Indexer) Partitions() []event.Partition {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	var out []event.Partition
-	for name, p := range *x.now().partitions.Load() {
-		if p.served && p.open.Load() {
-			out = append(out, name)
+	open := map[event.Partition]bool{}
+	for _, s := range x.shards {
+		for name, p := range *s.now().partitions.Load() {
+			if p.served && p.open.Load() {
+				open[name] = true
+			}
 		}
 	}
-	return out
+	return slices.Collect(maps.Keys(open))
 }

@@ -2,6 +2,7 @@ package indexer_test
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"reflect"
@@ -16,32 +17,55 @@ import (
 	"github.com/kvmesh/kvmesh/integration/model"
 )
 
-// history is the naive state of a partition after each of its records, and the
-// answers that were given meanwhile.
+// history is the naive state of a partition after each of its records, stream by
+// stream, and the answers that were given meanwhile.
 type history struct {
-	seqs   []uint64 // in order
-	states []model.State
+	shards []past
 
 	mu    sync.Mutex
 	given []given
 }
 
+// past is the naive state of the sources in one stream.
+type past struct {
+	seqs   []uint64 // in order
+	states []model.State
+}
+
 type given struct {
 	prompt int
-	seq    uint64
+	at     event.Position
 	rows   map[string]model.Row
 }
 
-// at returns the state at a log sequence.
-func (h *history) at(seq uint64) model.State {
-	i, found := slices.BinarySearch(h.seqs, seq)
-	if !found {
-		i--
+// note remembers the state of the sources that share a stream with one that was
+// written to last.
+func (h *history) note(w *world, of *feed.Writer) {
+	shard := w.log.Shard(of.Source)
+	var with []*feed.Writer
+	for _, other := range w.writers {
+		if w.log.Shard(other.Source) == shard {
+			with = append(with, other)
+		}
 	}
-	if i < 0 {
-		return model.State{BlockSize: blockSize}
+	p := &h.shards[shard]
+	p.seqs, p.states = append(p.seqs, w.seqs[shard]), append(p.states, stateOf(with...))
+}
+
+// at returns the state at a position.
+func (h *history) at(at event.Position) model.State {
+	out := model.State{BlockSize: blockSize, Held: map[model.Rank]map[model.Tier]map[uint64]bool{}}
+	for shard := range h.shards {
+		p := &h.shards[shard]
+		i, found := slices.BinarySearch(p.seqs, at.Seq(shard))
+		if !found {
+			i--
+		}
+		if i >= 0 {
+			maps.Copy(out.Held, p.states[i].Held)
+		}
 	}
-	return h.states[i]
+	return out
 }
 
 // ask asks an indexer random prompts until done is closed.
@@ -54,12 +78,12 @@ func (h *history) ask(x *indexer.Indexer, rng *rand.Rand, prompts [][]uint64, do
 		default:
 		}
 		i := rng.IntN(len(prompts))
-		rows, seq, err := answer(x, &q, partition, prompts[i])
+		rows, at, err := answer(x, &q, partition, prompts[i])
 		if err != nil {
 			return err
 		}
 		h.mu.Lock()
-		h.given = append(h.given, given{i, seq, rows})
+		h.given = append(h.given, given{i, at, rows})
 		h.mu.Unlock()
 	}
 }
@@ -68,8 +92,8 @@ func (h *history) ask(x *indexer.Indexer, rng *rand.Rand, prompts [][]uint64, do
 // operations in all tiers, checkpoints in many chunks, some of which are broken
 // off or stand between others', workers that retire and come back. Every answer,
 // of an indexer that goes along and is asked by several goroutines all the time,
-// and of those that start late, has to be the naive model's at the log sequence
-// that the answer claims.
+// and of those that start late, has to be the naive model's at the position that the
+// answer claims. The log is in one stream, or in three.
 func TestRandomRecords(t *testing.T) {
 	seeds, first := 12, uint64(1)
 	if text, ok := os.LookupEnv("KVMESH_SEEDS"); ok {
@@ -79,27 +103,29 @@ func TestRandomRecords(t *testing.T) {
 		first, _ = strconv.ParseUint(text, 10, 64)
 	}
 	for seed := first; seed < first+uint64(seeds); seed++ {
-		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
-			defer func() {
-				if t.Failed() {
-					t.Logf("repeat with: KVMESH_SEED=%d KVMESH_SEEDS=1 go test ./indexer -run 'TestRandomRecords$'", seed)
-				}
-			}()
-			randomRecords(t, seed)
-		})
+		for _, shards := range []int{1, 3} {
+			t.Run(fmt.Sprint(seed, " in ", shards), func(t *testing.T) {
+				defer func() {
+					if t.Failed() {
+						t.Logf("repeat with: KVMESH_SEED=%d KVMESH_SEEDS=1 go test ./indexer -run 'TestRandomRecords$'", seed)
+					}
+				}()
+				randomRecords(t, seed, shards)
+			})
+		}
 	}
 }
 
-func randomRecords(t *testing.T, seed uint64) {
+func randomRecords(t *testing.T, seed uint64, shards int) {
 	rng := rand.New(rand.NewPCG(seed, 0))
-	w := newWorld(t, seed)
+	w := newSplitWorld(t, seed, shards)
 	for i := range 1 + rng.IntN(4) {
 		for rank := range uint32(1 + rng.IntN(3)) {
 			w.writer(fmt.Sprintf("w%d", i), rank)
 		}
 	}
 	other := feed.NewWriter(event.Source{Model: "org/m", Group: "other", Instance: "x"}, 5)
-	h := &history{}
+	h := &history{shards: make([]past, shards)}
 	x := w.start(nil)
 	x.Registered(worker(other))
 	w.await("the indexer is ready", func() bool { return x.Ready() == nil })
@@ -113,11 +139,6 @@ func randomRecords(t *testing.T, seed uint64) {
 		})
 	}
 	pending := map[*feed.Writer][][]byte{} // chunks of checkpoints
-	last := uint64(0)
-	note := func(seq uint64) {
-		h.seqs, h.states = append(h.seqs, seq), append(h.states, stateOf(w.writers...))
-		last = seq
-	}
 	for range 150 {
 		of := w.writers[rng.IntN(len(w.writers))]
 		switch x := rng.IntN(30); {
@@ -126,38 +147,41 @@ func randomRecords(t *testing.T, seed uint64) {
 		case x == 1:
 			pending[of] = of.Checkpoint(rng, 1+rng.IntN(6))
 		case x == 2:
-			note(w.write(of, of.Retire()))
+			w.write(of, of.Retire())
+			h.note(w, of)
 			delete(pending, of)
 			of.Reset(event.ReasonNew)
 		case x < 12 && len(pending[of]) > 0:
-			note(w.write(of, pending[of][0]))
+			w.write(of, pending[of][0])
+			h.note(w, of)
 			pending[of] = pending[of][1:]
 		default:
 			for range 1 + rng.IntN(3) {
 				of.Random(rng, w.locals)
 			}
-			note(w.write(of, of.Record()))
+			w.write(of, of.Record())
+			h.note(w, of)
 			delete(pending, of) // an unfinished one means nothing from here on
 		}
 		if rng.IntN(40) == 0 {
-			x.reach(last)
+			x.reachAll()
 			x.agrees(stateOf(w.writers...))
 		}
 		if rng.IntN(60) == 0 {
 			late := w.start(nil)
 			late.Registered(worker(other))
-			late.reach(last)
+			late.reachAll()
 			late.agrees(stateOf(w.writers...))
 			late.stop()
 		}
 	}
-	x.reach(last)
+	x.reachAll()
 	x.agrees(stateOf(w.writers...))
 	close(done)
 	asking.Wait()
 	for _, g := range h.given {
-		if want := h.at(g.seq).Answer(w.locals[g.prompt]); !reflect.DeepEqual(g.rows, want) {
-			t.Fatalf("prompt %d at log seq %d: %v, want %v", g.prompt, g.seq, g.rows, want)
+		if want := h.at(g.at).Answer(w.locals[g.prompt]); !reflect.DeepEqual(g.rows, want) {
+			t.Fatalf("prompt %d at %v: %v, want %v", g.prompt, g.at, g.rows, want)
 		}
 	}
 	if len(h.given) == 0 {

@@ -12,7 +12,7 @@ import (
 	"github.com/kvmesh/kvmesh/indexer/event"
 )
 
-// The reader is the Indexer's own, because a consumer that heals itself heals
+// The reader is the package's own, because a consumer that heals itself heals
 // slowly when a leader is lost, and says nothing when the stream under it was
 // cut or made anew. This one is made again from the position whenever anything
 // seems wrong, and compares the position with the stream each time.
@@ -25,7 +25,7 @@ const (
 )
 
 // readLoop reads the log until ctx ends.
-func (x *Indexer) readLoop(ctx context.Context) {
+func (x *shard) readLoop(ctx context.Context) {
 	backoff := retryMin
 	for ctx.Err() == nil {
 		before := x.Position()
@@ -55,13 +55,13 @@ func (x *Indexer) readLoop(ctx context.Context) {
 var errRecheck = errors.New("indexer: position changed")
 
 // read reads from the position on until something is wrong.
-func (x *Indexer) read(ctx context.Context) error {
+func (x *shard) read(ctx context.Context) error {
 	if err := x.locate(ctx); err != nil {
 		return err
 	}
 	next := x.Position() + 1
 	created, cancel := context.WithTimeout(ctx, requestTimeout)
-	consumer, err := x.js.CreateConsumer(created, x.cfg.Log.Name(0), jetstream.ConsumerConfig{
+	consumer, err := x.js.CreateConsumer(created, x.stream, jetstream.ConsumerConfig{
 		DeliverPolicy:     jetstream.DeliverByStartSequencePolicy,
 		OptStartSeq:       next,
 		AckPolicy:         jetstream.AckNonePolicy,
@@ -76,7 +76,7 @@ func (x *Indexer) read(ctx context.Context) error {
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTimeout)
 		defer cancel()
-		if err := x.js.DeleteConsumer(ctx, x.cfg.Log.Name(0), consumer.CachedInfo().Name); err != nil {
+		if err := x.js.DeleteConsumer(ctx, x.stream, consumer.CachedInfo().Name); err != nil {
 			x.log.Debug("consumer not deleted, it will go by itself", "error", err)
 		}
 	}()
@@ -127,13 +127,17 @@ func (x *Indexer) read(ctx context.Context) error {
 // locate compares the position with the stream, and makes the stream if there is
 // none. A position that is not in the stream is given up: everything is read
 // anew.
-func (x *Indexer) locate(ctx context.Context) error {
+func (x *shard) locate(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	stream, err := x.cfg.Log.Open(ctx, x.js, 0, x.cfg.Replicas)
+	stream, err := x.cfg.Log.Open(ctx, x.js, x.number, x.cfg.Replicas)
+	if errors.Is(err, event.ErrLog) {
+		x.refused.Store(&err)
+	}
 	if err != nil {
 		return err
 	}
+	x.refused.Store(nil)
 	info := stream.CachedInfo()
 	at := x.Position()
 	x.end.Store(info.State.LastSeq)
@@ -153,7 +157,7 @@ func (x *Indexer) locate(ctx context.Context) error {
 }
 
 // restart forgets everything, and begins before the first record there is.
-func (x *Indexer) restart(created time.Time, first, last uint64) {
+func (x *shard) restart(created time.Time, first, last uint64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	e := newEra()

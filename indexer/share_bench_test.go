@@ -43,9 +43,9 @@ func BenchmarkShare(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				seq++
-				x.apply(seq, subject, records[seq%uint64(len(records))])
+				x.shards[0].apply(seq, subject, records[seq%uint64(len(records))])
 			}
-			if n := len(x.sources); n != 1 {
+			if n := len(x.shards[0].sources); n != 1 {
 				b.Fatal(fmt.Sprint(n, " sources"))
 			}
 		})

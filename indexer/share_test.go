@@ -77,8 +77,8 @@ func TestShare(t *testing.T) {
 		t.Errorf("%d workers, want both", n)
 	}
 	sources, at := x.Sources()
-	if len(sources) != 1 || sources[0].Source != w.writers[0].Source || at != seq {
-		t.Errorf("sources %v at %d, want %v at %d", sources, at, w.writers[0].Source, seq)
+	if len(sources) != 1 || sources[0].Source != w.writers[0].Source || at.LogSeq != seq {
+		t.Errorf("sources %v at %d, want %v at %d", sources, at.LogSeq, w.writers[0].Source, seq)
 	}
 	held := int64(0)
 	for _, blocks := range w.writers[0].Held() {

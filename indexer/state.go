@@ -26,6 +26,14 @@ func newEra() *era {
 
 func (e *era) partition(name event.Partition) *partition { return (*e.partitions.Load())[name] }
 
+// open returns a partition that has workers; nil if there is none of that name.
+func (e *era) open(name event.Partition) *partition {
+	if p := e.partition(name); p != nil && p.open.Load() {
+		return p
+	}
+	return nil
+}
+
 // set puts a partition in, or takes it out if p is nil.
 func (e *era) set(name event.Partition, p *partition) {
 	all := maps.Clone(*e.partitions.Load())
@@ -37,7 +45,7 @@ func (e *era) set(name event.Partition, p *partition) {
 	e.partitions.Store(&all)
 }
 
-// partition is one index. What is not atomic is guarded by Indexer.mu; queries
+// partition is one index. What is not atomic is guarded by shard.mu; queries
 // read the index and the atomics.
 type partition struct {
 	name      event.Partition
@@ -59,7 +67,7 @@ type instance struct {
 	workers map[uint32]event.Worker // by rank
 }
 
-// source is what the log says of one source. Guarded by Indexer.mu; only the
+// source is what the log says of one source. Guarded by shard.mu; only the
 // reader writes it.
 type source struct {
 	name   event.Source
@@ -148,8 +156,8 @@ func (s *source) stage(chunk, chunks int, seq uint64, data []byte) [][]byte {
 
 // -- the catalog --------------------------------------------------------------
 
-// Registered says that a worker is in the catalog, new or changed.
-func (x *Indexer) Registered(w event.Worker) {
+// Registered says that a worker of the shard is in the catalog, new or changed.
+func (x *shard) Registered(w event.Worker) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	p := x.partition(w.Partition())
@@ -165,9 +173,8 @@ func (x *Indexer) Registered(w event.Worker) {
 	x.review(p, w.Instance)
 }
 
-// Unregistered says that a worker is not in the catalog any more. Its source is
-// not answered with from here on.
-func (x *Indexer) Unregistered(s event.Source) {
+// Unregistered says that a worker of the shard is not in the catalog any more.
+func (x *shard) Unregistered(s event.Source) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.setGone(s, true)
@@ -187,7 +194,7 @@ func (x *Indexer) Unregistered(s event.Source) {
 
 // setGone remembers of a source whether its worker was unregistered. Its records
 // may come later.
-func (x *Indexer) setGone(name event.Source, gone bool) {
+func (x *shard) setGone(name event.Source, gone bool) {
 	if gone {
 		x.gone[name] = true
 	} else {
@@ -199,10 +206,10 @@ func (x *Indexer) setGone(name event.Source, gone bool) {
 }
 
 // CatalogRead says that all workers of the catalog have been told of.
-func (x *Indexer) CatalogRead() { x.synced.Store(true) }
+func (x *shard) CatalogRead() { x.synced.Store(true) }
 
 // review looks again which sources of an instance are answered with.
-func (x *Indexer) review(p *partition, instance string) {
+func (x *shard) review(p *partition, instance string) {
 	p.index.Update(x.now().position.Load(), func(w prefix.Writer) {
 		for s := range p.sources {
 			if s.name.Instance == instance {
@@ -213,7 +220,7 @@ func (x *Indexer) review(p *partition, instance string) {
 }
 
 // partition returns a partition, new or not.
-func (x *Indexer) partition(name event.Partition) *partition {
+func (x *shard) partition(name event.Partition) *partition {
 	p := x.now().partition(name)
 	if p == nil {
 		p = newPartition(name, x.cfg.Share.Has(name))
@@ -223,11 +230,11 @@ func (x *Indexer) partition(name event.Partition) *partition {
 }
 
 // dropIfEmpty drops a partition that has neither workers nor sources.
-func (x *Indexer) dropIfEmpty(p *partition) {
+func (x *shard) dropIfEmpty(p *partition) {
 	if len(p.instances) == 0 && len(p.sources) == 0 {
 		x.now().set(p.name, nil)
 	}
 }
 
 // now returns the era.
-func (x *Indexer) now() *era { return x.era.Load() }
+func (x *shard) now() *era { return x.era.Load() }

@@ -12,7 +12,7 @@ import (
 )
 
 // tidyLoop does what is to be done now and then.
-func (x *Indexer) tidyLoop(ctx context.Context) {
+func (x *shard) tidyLoop(ctx context.Context) {
 	ticker := time.NewTicker(x.cfg.CheckInterval)
 	defer ticker.Stop()
 	for {
@@ -31,7 +31,7 @@ func (x *Indexer) tidyLoop(ctx context.Context) {
 
 // sweep gives back the memory of what nobody holds, as far as the records since
 // have not done it.
-func (x *Indexer) sweep() {
+func (x *shard) sweep() {
 	for _, p := range *x.now().partitions.Load() {
 		for p.index.Sweep() {
 			continue
@@ -41,7 +41,7 @@ func (x *Indexer) sweep() {
 
 // tidySources drops sources whose workers are gone for good, and asks for the
 // state of those that the log does not tell of, or not rightly.
-func (x *Indexer) tidySources(now time.Time) {
+func (x *shard) tidySources(now time.Time) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, s := range x.sources {
@@ -71,7 +71,7 @@ func (x *Indexer) tidySources(now time.Time) {
 }
 
 // drop gives back the memory of a source, and reads its records no longer.
-func (x *Indexer) drop(s *source) {
+func (x *shard) drop(s *source) {
 	s.digests = event.Digests{}
 	s.ignored = true
 	s.part.index.Update(x.Position(), func(w prefix.Writer) { s.empty(w) })
@@ -80,7 +80,7 @@ func (x *Indexer) drop(s *source) {
 
 // missing asks for the state of a worker that the log has no record of, though it
 // was registered a while ago: the log was cut.
-func (x *Indexer) missing(w event.Worker, now time.Time) {
+func (x *shard) missing(w event.Worker, now time.Time) {
 	if x.sources[w.Source] != nil {
 		delete(x.absent, w.Source)
 		return
@@ -104,10 +104,10 @@ func (x *Indexer) missing(w event.Worker, now time.Time) {
 const purgeStep = 20000
 
 // checkStream looks at the size of the log, and compacts it if it has grown.
-func (x *Indexer) checkStream(ctx context.Context) {
+func (x *shard) checkStream(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, x.cfg.CheckInterval*5)
 	defer cancel()
-	stream, err := x.js.Stream(ctx, x.cfg.Log.Name(0))
+	stream, err := x.js.Stream(ctx, x.stream)
 	if err != nil {
 		x.log.Debug("stream not looked at", "error", err)
 		return
@@ -132,7 +132,7 @@ func (x *Indexer) checkStream(ctx context.Context) {
 
 // askCut asks for the state of sources whose records somebody has purged. They
 // are known here, but the log does not tell others of them.
-func (x *Indexer) askCut(first uint64) {
+func (x *shard) askCut(first uint64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, s := range x.sources {
@@ -146,7 +146,7 @@ func (x *Indexer) askCut(first uint64) {
 // source has been reset, or has written a whole checkpoint, later. Sources that
 // were dropped need nothing: a bridge that finds a part of their records only
 // begins anew.
-func (x *Indexer) floor() uint64 {
+func (x *shard) floor() uint64 {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	floor := x.Position() + 1
@@ -159,7 +159,7 @@ func (x *Indexer) floor() uint64 {
 }
 
 // stateSize estimates how many bytes checkpoints of all sources would take.
-func (x *Indexer) stateSize() uint64 {
+func (x *shard) stateSize() uint64 {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	size := uint64(0)
@@ -173,7 +173,7 @@ func (x *Indexer) stateSize() uint64 {
 }
 
 // purge takes the records before floor away, a step at a time.
-func (x *Indexer) purge(ctx context.Context, stream jetstream.Stream, first, floor uint64) {
+func (x *shard) purge(ctx context.Context, stream jetstream.Stream, first, floor uint64) {
 	for first < floor {
 		first = min(first+purgeStep, floor)
 		if err := stream.Purge(ctx, jetstream.WithPurgeSequence(first)); err != nil {
@@ -185,7 +185,7 @@ func (x *Indexer) purge(ctx context.Context, stream jetstream.Stream, first, flo
 }
 
 // askOldest asks the sources that need the oldest records for checkpoints.
-func (x *Indexer) askOldest(state jetstream.StreamState) {
+func (x *shard) askOldest(state jetstream.StreamState) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	half := state.FirstSeq + (state.LastSeq-state.FirstSeq)/2

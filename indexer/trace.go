@@ -2,6 +2,7 @@ package indexer
 
 import (
 	"context"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"go.opentelemetry.io/otel/attribute"
@@ -25,7 +26,12 @@ type tracing struct {
 type Applied struct {
 	Span   trace.SpanContext
 	LogSeq uint64
+	Shard  int // that the record is in
+	when   time.Time
 }
+
+// In tells whether an answer at a position knows of the record.
+func (a *Applied) In(p event.Position) bool { return a.LogSeq <= p.Seq(a.Shard) }
 
 func newTracing(provider trace.TracerProvider) tracing {
 	t := tracing{ctx: context.Background()}
@@ -36,7 +42,7 @@ func newTracing(provider trace.TracerProvider) tracing {
 }
 
 // applyTraced is apply for a record that may name a span.
-func (x *Indexer) applyTraced(seq uint64, subject string, h nats.Header, data []byte) {
+func (x *shard) applyTraced(seq uint64, subject string, h nats.Header, data []byte) {
 	parent, ok := event.Traced(h)
 	if !ok || x.others[subject] != nil {
 		x.apply(seq, subject, data)
@@ -59,7 +65,7 @@ func (x *Indexer) applyTraced(seq uint64, subject string, h nats.Header, data []
 }
 
 // traced notes that queries see a record of a source, which names so many blocks.
-func (x *Indexer) traced(s *source, seq uint64, blocks int) {
+func (x *shard) traced(s *source, seq uint64, blocks int) {
 	if x.trace.span == nil {
 		return
 	}
@@ -70,7 +76,7 @@ func (x *Indexer) traced(s *source, seq uint64, blocks int) {
 		attribute.Int64("kvmesh.rank", int64(s.name.Rank)),
 		attribute.Int("kvmesh.blocks", blocks),
 	)
-	s.part.applied.Store(&Applied{x.trace.span.SpanContext(), seq})
+	s.part.applied.Store(&Applied{x.trace.span.SpanContext(), seq, x.number, time.Now()})
 }
 
 // failed notes that the record at hand can't be read.
@@ -83,10 +89,12 @@ func (t *tracing) failed(err error) {
 // Applied returns the last record of a partition that was traced when it was
 // applied; ok is false if there is none.
 func (x *Indexer) Applied(name event.Partition) (a Applied, ok bool) {
-	if p := x.now().partition(name); p != nil {
-		if last := p.applied.Load(); last != nil {
-			return *last, true
+	for _, s := range x.shards {
+		if p := s.now().partition(name); p != nil {
+			if last := p.applied.Load(); last != nil && (!ok || last.when.After(a.when)) {
+				a, ok = *last, true
+			}
 		}
 	}
-	return Applied{}, false
+	return a, ok
 }

@@ -45,10 +45,10 @@ func BenchmarkRecord(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				seq++
-				if x.trace.tracer == nil {
-					x.apply(seq, subject, records[seq%2])
+				if x.shards[0].trace.tracer == nil {
+					x.shards[0].apply(seq, subject, records[seq%2])
 				} else {
-					x.applyTraced(seq, subject, c.headers, records[seq%2])
+					x.shards[0].applyTraced(seq, subject, c.headers, records[seq%2])
 				}
 			}
 		})

@@ -20,7 +20,7 @@ const (
 )
 
 // gatherLoop finds out when all that a log has lost is there again.
-func (x *Indexer) gatherLoop(ctx context.Context) {
+func (x *shard) gatherLoop(ctx context.Context) {
 	ticker := time.NewTicker(gatherPoll)
 	defer ticker.Stop()
 	var waiting *era
@@ -54,7 +54,7 @@ func (x *Indexer) gatherLoop(ctx context.Context) {
 
 // lacking counts the workers that the log does not say all of, and asks for
 // their checkpoints.
-func (x *Indexer) lacking(ask bool) (n int) {
+func (x *shard) lacking(ask bool) (n int) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	for _, p := range *x.now().partitions.Load() {
@@ -82,7 +82,7 @@ func (x *Indexer) lacking(ask bool) (n int) {
 
 // baseless asks for checkpoints of the sources whose oldest needed record the log
 // has lost: this Indexer has their state, but the next one will not.
-func (x *Indexer) baseless(first uint64) {
+func (x *shard) baseless(first uint64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, s := range x.sources {

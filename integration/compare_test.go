@@ -103,7 +103,7 @@ func (s *script) compare() error {
 // ask asks over HTTP.
 func (s *script) ask(p model.Prompt, want map[string]model.Row) error {
 	body, err := json.Marshal(map[string]any{"model_name": s.model.Model, "token_ids": p.Tokens, "lora_name": p.LoRA, "cache_salt": p.Salt,
-		"min_log_seq": s.mesh.index.Position()})
+		"min_log_seq": s.mesh.index.Position().LogSeq})
 	if err != nil {
 		return err
 	}

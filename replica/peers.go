@@ -37,8 +37,8 @@ type Holding struct {
 
 // Snapshot is what an indexer holds.
 type Snapshot struct {
-	Ready   bool
-	LogSeq  uint64
+	Ready bool
+	event.Position
 	Sources []Holding
 }
 
@@ -49,10 +49,10 @@ type Peer struct {
 	Version string    `json:"version"`
 	Self    bool      `json:"self"`
 	Heard   time.Time `json:"heard"`
-	// What follows is of indexers: LogSeq is the log sequence that its
-	// answers are true for.
-	Ready  *bool   `json:"ready,omitempty"`
-	LogSeq *uint64 `json:"log_seq,omitempty"`
+	// What follows is of indexers, with the position that its answers are true
+	// for.
+	Ready *bool `json:"ready,omitempty"`
+	event.PositionJSON
 	// Compared is how many sources both had at one log sequence when they
 	// were compared last, and Differing which of them were not the same.
 	// DigestEqual is nil if nothing could be compared.
@@ -97,13 +97,13 @@ type peer struct {
 // announcement is what a process says. An indexer with many sources says it in
 // several messages of one round.
 type announcement struct {
-	ID      string  `json:"id"`
-	Role    string  `json:"role"`
-	Version string  `json:"version"`
-	Gone    bool    `json:"gone,omitempty"`
-	Round   uint64  `json:"round"`
-	Ready   *bool   `json:"ready,omitempty"`
-	LogSeq  *uint64 `json:"log_seq,omitempty"`
+	ID      string `json:"id"`
+	Role    string `json:"role"`
+	Version string `json:"version"`
+	Gone    bool   `json:"gone,omitempty"`
+	Round   uint64 `json:"round"`
+	Ready   *bool  `json:"ready,omitempty"`
+	event.PositionJSON
 	// Sources has 24 bytes a source: XXH3-64 of its key, the log sequence of
 	// its last record, and XXH3-64 of its digests, all little-endian.
 	Sources []byte `json:"sources,omitempty"`
@@ -183,7 +183,7 @@ func (p *Peers) announce(round uint64) {
 		return
 	}
 	s := p.cfg.Snapshot()
-	a.Ready, a.LogSeq = &s.Ready, &s.LogSeq
+	a.Ready, a.PositionJSON = &s.Ready, s.JSON()
 	for first := true; first || len(s.Sources) > 0; first = false {
 		n := min(len(s.Sources), sumsAtOnce)
 		a.Sources = a.Sources[:0]
@@ -251,7 +251,7 @@ func (p *Peers) take(msg *nats.Msg) {
 	if x.round != a.Round {
 		x.round, x.Compared, x.Differing = a.Round, 0, []string{}
 	}
-	x.ID, x.Role, x.Version, x.Heard, x.Ready, x.LogSeq = a.ID, a.Role, a.Version, time.Now(), a.Ready, a.LogSeq
+	x.ID, x.Role, x.Version, x.Heard, x.Ready, x.PositionJSON = a.ID, a.Role, a.Version, time.Now(), a.Ready, a.PositionJSON
 	x.Compared += compared
 	for _, s := range differing {
 		x.Differing = append(x.Differing, s.Key())
@@ -308,7 +308,7 @@ func (p *Peers) List() []Peer {
 	if p.cfg.Snapshot != nil {
 		s := p.cfg.Snapshot()
 		equal := true
-		self.Ready, self.LogSeq, self.Compared, self.DigestEqual = &s.Ready, &s.LogSeq, len(s.Sources), &equal
+		self.Ready, self.PositionJSON, self.Compared, self.DigestEqual = &s.Ready, s.JSON(), len(s.Sources), &equal
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

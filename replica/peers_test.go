@@ -49,7 +49,7 @@ func pretendedPeers(f *fleet) (holds map[string]*held, peers map[string]*replica
 		if id == "bridge" {
 			cfg.Role = "bridge"
 		} else {
-			h := &held{s: replica.Snapshot{Ready: true, LogSeq: 50}}
+			h := &held{s: replica.Snapshot{Ready: true, Position: event.Position{LogSeq: 50}}}
 			for i, name := range []string{"a", "b", "c"} {
 				var d event.Digests
 				d[event.Device].Add(uint64(i), uint64(i)*77)
@@ -148,7 +148,7 @@ func TestPeersCompareMany(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 0, mock.Options{})
 	const n = 25_000
-	h := &held{s: replica.Snapshot{Ready: true, LogSeq: n}}
+	h := &held{s: replica.Snapshot{Ready: true, Position: event.Position{LogSeq: n}}}
 	for i := range n {
 		s := sourceOf("w")
 		s.Rank = uint32(i)

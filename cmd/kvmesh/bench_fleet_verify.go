@@ -102,7 +102,7 @@ func (r *fleetRun) verify(ctx context.Context) error {
 	for _, p := range readers {
 		err := until(ctx, p.role+" is where the router is", func() (bool, error) {
 			_, _, at, err := digestsFrom(ctx, p.http)
-			return at >= r.index.Position(), err
+			return at >= r.index.Position().LogSeq, err
 		})
 		if err != nil {
 			return err

@@ -143,7 +143,7 @@ func fillIndex(ctx context.Context, tasks *sync.WaitGroup, nc *nats.Conn) (*inde
 	tasks.Go(func() { index.Run(ctx) })
 	waiting, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	return index, index.WaitFor(waiting, last)
+	return index, index.WaitFor(waiting, event.Position{LogSeq: last})
 }
 
 // withFloor answers /floor beside the API: it reads the body, and answers with the

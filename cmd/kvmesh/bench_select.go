@@ -250,7 +250,7 @@ func (r *selectRun) fill(ctx context.Context) (*indexer.Indexer, error) {
 		defer nc.Close()
 		_ = index.Run(ctx) // it ends with ctx
 	})
-	return index, waitUntil(ctx, "the index has read the log", func() bool { return index.Ready() == nil && index.Position() >= published })
+	return index, waitUntil(ctx, "the index has read the log", func() bool { return index.Ready() == nil && index.Position().LogSeq >= published })
 }
 
 // rates measures how fast one replica selects and books.

@@ -378,8 +378,8 @@ func snapshotOf(index *indexer.Indexer) func() replica.Snapshot {
 		return nil
 	}
 	return func() replica.Snapshot {
-		sources, logSeq := index.Sources()
-		s := replica.Snapshot{Ready: index.Ready() == nil, LogSeq: logSeq}
+		sources, at := index.Sources()
+		s := replica.Snapshot{Ready: index.Ready() == nil, Position: at}
 		for i := range sources {
 			if sources[i].Answered {
 				s.Sources = append(s.Sources, replica.Holding{Source: sources[i].Source, LogSeq: sources[i].LogSeq, Digests: sources[i].Digests})

@@ -37,7 +37,7 @@ func TestQueriesAllocateNothing(t *testing.T) {
 		w.register(at(string(rune('a'+i)), 0))
 		w.store(at(string(rune('a'+i)), 0), event.Device, locals(tokens), 0, 1024)
 	}
-	w.until("applied", func() bool { return w.index.Position() >= w.lastSeq })
+	w.until("applied", func() bool { return w.index.Position().LogSeq >= w.lastSeq })
 	for _, a := range asks(t, tokens, nil) {
 		if a.overNATS {
 			continue

@@ -47,7 +47,7 @@ func BenchmarkParse16k(b *testing.B) {
 func BenchmarkReply(b *testing.B) {
 	for _, c := range []struct{ instances, top int }{{8, 0}, {1024, 0}, {1024, 8}} {
 		b.Run(fmt.Sprintf("%d/top=%d", c.instances, c.top), func(b *testing.B) {
-			a := indexer.Answer{LogSeq: 1 << 30, BlockSize: 16}
+			a := indexer.Answer{Position: event.Position{LogSeq: 1 << 30}, BlockSize: 16}
 			for i := range c.instances {
 				s := &event.Source{Instance: fmt.Sprintf("worker-%04d", i*7919%c.instances)}
 				a.Holdings = append(a.Holdings, indexer.Holding{Source: s, Ends: [event.Tiers]uint32{1024, 1024, 1024, 1024}})

@@ -3,6 +3,8 @@ package api
 import (
 	"errors"
 	"fmt"
+
+	"github.com/kvmesh/kvmesh/indexer/event"
 )
 
 // maxPrompts is how many prompts one call may ask about.
@@ -12,12 +14,12 @@ const maxPrompts = 1024
 type prompt struct {
 	model, group, lora, salt []byte
 
-	tokens    []uint32 // of /query
-	hashes    []uint64 // of /query_by_hash
-	given     bool     // that of the two is given
-	minLogSeq uint64   // 0: any
-	top       uint64   // how many instances to answer with; 0: all
-	err       error    // the first thing that was found wrong
+	tokens []uint32       // of /query
+	hashes []uint64       // of /query_by_hash
+	given  bool           // that of the two is given
+	min    event.Position // zero: any
+	top    uint64         // how many instances to answer with; 0: all
+	err    error          // the first thing that was found wrong
 }
 
 // fail notes what is wrong with a member.
@@ -45,6 +47,8 @@ type values interface {
 	// that it is none, or which of its elements does not fit.
 	tokens(dst []uint32) ([]uint32, error)
 	hashes(dst []uint64) ([]uint64, error)
+	// seqs is as those, for integers from 0 on, but reads the value in any case.
+	seqs(dst []uint64) ([]uint64, error)
 	skip()
 	end() error
 }
@@ -92,7 +96,9 @@ func (w *work) members(p *prompt, v values, n int) {
 		case "cache_salt":
 			p.salt = w.readSalt(p, v)
 		case "min_log_seq":
-			p.minLogSeq = p.uint(v, "min_log_seq")
+			p.min.LogSeq = p.uint(v, "min_log_seq")
+		case "min_log_seqs":
+			p.min.LogSeqs = w.readSeqs(p, v)
 		case "top":
 			p.top = p.uint(v, "top")
 		case w.content: // token_ids or block_hashes
@@ -130,6 +136,38 @@ func (p *prompt) uint(v values, name string) uint64 {
 		v.skip()
 	}
 	return n
+}
+
+// readSeqs reads log sequences, one a shard.
+func (w *work) readSeqs(p *prompt, v values) []uint64 {
+	if v.null() {
+		return nil
+	}
+	from := len(w.seqs)
+	seqs, err := v.seqs(w.seqs)
+	if w.seqs = seqs; err != nil {
+		p.fail("min_log_seqs", err)
+	}
+	return w.seqs[from:]
+}
+
+// appendUints is seqs for a cursor that has arrays.
+func appendUints(dst []uint64, v values) ([]uint64, error) {
+	n, ok := v.array()
+	if !ok {
+		v.skip()
+		return dst, errArray
+	}
+	var err error
+	for i := 0; v.next(i, n, ']'); i++ {
+		seq, ok := v.uint()
+		if !ok {
+			err = fmt.Errorf("element %d: %w", i, errUint)
+			v.skip()
+		}
+		dst = append(dst, seq)
+	}
+	return dst, err
 }
 
 func (w *work) readSalt(p *prompt, v values) []byte {
@@ -210,8 +248,8 @@ func (p *prompt) inherit(outer *prompt) {
 	if p.salt == nil {
 		p.salt = outer.salt
 	}
-	if p.minLogSeq == 0 {
-		p.minLogSeq = outer.minLogSeq
+	if p.min.Zero() {
+		p.min = outer.min
 	}
 	if p.top == 0 {
 		p.top = outer.top

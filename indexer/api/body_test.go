@@ -26,6 +26,18 @@ func randomCall(rng *rand.Rand, content string, outer bool) map[string]any {
 	number := func() any {
 		return []any{0, 1, 127, 128, 65536, uint64(1) << 63, ^uint64(0), -1, nil, "1", true}[rng.IntN(11)]
 	}
+	numbers := func() any {
+		if rng.IntN(4) == 0 {
+			return number()
+		}
+		out := make([]any, rng.IntN(4))
+		for i := range out {
+			if out[i] = uint64(rng.IntN(1000)); rng.IntN(20) == 0 {
+				out[i] = number()
+			}
+		}
+		return out
+	}
 	values := func() any {
 		if rng.IntN(12) == 0 {
 			return []any{nil, 1, "x", map[string]any{}, true}[rng.IntN(5)]
@@ -50,7 +62,7 @@ func randomCall(rng *rand.Rand, content string, outer bool) map[string]any {
 	}
 	out := map[string]any{}
 	for key, v := range map[string]func() any{
-		"model_name": name, "model": name, "routing_group": name, "lora_name": name, "cache_salt": name, "min_log_seq": number, "top": number,
+		"model_name": name, "model": name, "routing_group": name, "lora_name": name, "cache_salt": name, "min_log_seq": number, "min_log_seqs": numbers, "top": number,
 		"token_ids": values, "block_hashes": values, "unknown": values,
 	} {
 		if rng.IntN(3) == 0 {
@@ -75,7 +87,7 @@ func randomCall(rng *rand.Rand, content string, outer bool) map[string]any {
 func same(a, b *prompt) bool {
 	return string(a.model) == string(b.model) && string(a.group) == string(b.group) && (a.group == nil) == (b.group == nil) &&
 		string(a.lora) == string(b.lora) && string(a.salt) == string(b.salt) && a.given == b.given &&
-		slices.Equal(a.tokens, b.tokens) && slices.Equal(a.hashes, b.hashes) && a.minLogSeq == b.minLogSeq && a.top == b.top
+		slices.Equal(a.tokens, b.tokens) && slices.Equal(a.hashes, b.hashes) && a.min.Equal(b.min) && a.top == b.top
 }
 
 // TestPackedReadsWhatJSONReads reads the same calls in both forms. JSON is held to
@@ -248,7 +260,7 @@ func TestReplyIsWhatEncodingJSONWrites(t *testing.T) {
 	names := []string{"", "a", "b-1", "0", "<&>", "\"\\", "\x00\x1f\x7f", "é", "\u2028\u2029", "\xff\xc3", "日本", "a\nb"}
 	w := newWork()
 	for range 500 {
-		a := indexer.Answer{LogSeq: rng.Uint64() >> rng.IntN(64), BlockSize: 1 << rng.IntN(17)}
+		a := indexer.Answer{Position: event.Position{LogSeq: rng.Uint64() >> rng.IntN(64)}, BlockSize: 1 << rng.IntN(17)}
 		seen := map[event.Source]bool{}
 		for range rng.IntN(30) {
 			s := &event.Source{Instance: names[rng.IntN(len(names))], Rank: rng.Uint32N(30)}

@@ -24,7 +24,8 @@ import (
 //	request [1, min log seq, local hashes]
 //	reply   [1, log seq, block size, [instance, rank, end, end, end, end], …]
 //
-// as MessagePack; hashes are a binary of little-endian u64, ends are how far one
+// as MessagePack; of a log in several streams log seq is an array, with one a shard,
+// or 0 for any; hashes are a binary of little-endian u64, ends are how far one
 // gets with the tiers up to each, in blocks. Errors are those of the micro
 // protocol. Who answers such a request never passes it on.
 const (
@@ -64,7 +65,7 @@ func (e *Elsewhere) Match(q *indexer.Query, name event.Partition, locals []uint6
 	if _, err := e.index.BlockSize(name); err != nil {
 		return indexer.Answer{}, err
 	}
-	return e.ask(context.Background(), name, locals, 0)
+	return e.ask(context.Background(), name, locals, event.Position{})
 }
 
 // Applied returns the last record of a partition that this index applied and
@@ -80,18 +81,18 @@ func (e *Elsewhere) Lag() uint64 { return e.index.Lag() }
 // asked again: another one may be.
 const askAgain = 50 * time.Millisecond
 
-// ask asks those who serve a partition. The answer is true for a log sequence of
-// minLogSeq or later.
-func (e *Elsewhere) ask(ctx context.Context, name event.Partition, locals []uint64, minLogSeq uint64) (indexer.Answer, error) {
+// ask asks those who serve a partition. The answer is true for a position of least, or
+// later.
+func (e *Elsewhere) ask(ctx context.Context, name event.Partition, locals []uint64, least event.Position) (indexer.Answer, error) {
 	timeout := e.timeout
-	if minLogSeq > 0 {
+	if !least.Zero() {
 		timeout += e.wait
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	body := mpack.AppendArray(make([]byte, 0, 32+8*len(locals)), 3)
 	body = mpack.AppendUint(body, matchVersion)
-	body = mpack.AppendUint(body, minLogSeq)
+	body = appendPosition(body, least)
 	body = mpack.AppendBinHead(body, 8*len(locals))
 	for _, l := range locals {
 		body = binary.LittleEndian.AppendUint64(body, l)
@@ -126,13 +127,40 @@ func (e *Elsewhere) ask(ctx context.Context, name event.Partition, locals []uint
 	}
 }
 
+func appendPosition(b []byte, p event.Position) []byte {
+	if len(p.LogSeqs) == 0 {
+		return mpack.AppendUint(b, p.LogSeq)
+	}
+	b = mpack.AppendArray(b, len(p.LogSeqs))
+	for _, seq := range p.LogSeqs {
+		b = mpack.AppendUint(b, seq)
+	}
+	return b
+}
+
+func readPosition(r *mpack.Reader) event.Position {
+	if r.Next() != mpack.KindArray {
+		return event.Position{LogSeq: r.Uint()}
+	}
+	n := r.Array()
+	if n > event.MaxShards {
+		r.Fail(mpack.ErrType)
+		return event.Position{}
+	}
+	seqs := make([]uint64, n)
+	for i := range seqs {
+		seqs[i] = r.Uint()
+	}
+	return event.Position{LogSeqs: seqs}
+}
+
 // refusal returns the error that another indexer answered with.
 func refusal(reply *nats.Msg) error {
 	var f struct{ Error, Code string }
 	if json.Unmarshal(reply.Data, &f) != nil || f.Error == "" {
 		f.Error = reply.Header.Get(micro.ErrorHeader)
 	}
-	for _, err := range []error{indexer.ErrNotReady, indexer.ErrBehind, indexer.ErrUnknownPartition, errTooLarge, errReply} {
+	for _, err := range []error{indexer.ErrNotReady, indexer.ErrBehind, indexer.ErrPosition, indexer.ErrUnknownPartition, errTooLarge, errReply} {
 		if _, code := codeOf(err); code == f.Code {
 			return fmt.Errorf("%w, where the partition is served: %s", err, f.Error)
 		}
@@ -149,7 +177,7 @@ func (e *Elsewhere) read(name event.Partition, data []byte) (indexer.Answer, err
 	if version := r.Uint(); n < 3 || version != matchVersion {
 		r.Fail(mpack.ErrType)
 	}
-	a := indexer.Answer{LogSeq: r.Uint(), BlockSize: r.Uint32()}
+	a := indexer.Answer{Position: readPosition(&r), BlockSize: r.Uint32()}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for range n - 3 {
@@ -206,15 +234,19 @@ func (s *Server) matchNATS(ctx context.Context, w *work, r micro.Request, key st
 	if version := in.Uint(); n < 3 || version != matchVersion {
 		in.Fail(mpack.ErrType)
 	}
-	minLogSeq, hashes := in.Uint(), in.Bin()
+	least, hashes := readPosition(&in), in.Bin()
 	if err := in.Err(); err != nil || len(hashes)%8 != 0 {
 		return fmt.Errorf("%w: not what one indexer asks another", errRequest)
 	}
 	w.locals = appendHashes(w.locals[:0], hashes)
-	if minLogSeq > s.index.Position() {
+	reached, err := s.index.Reached(least)
+	if err != nil {
+		return err
+	}
+	if !reached {
 		ctx, cancel := context.WithTimeout(ctx, s.cfg.WaitTimeout)
 		defer cancel()
-		if err := s.index.WaitFor(ctx, minLogSeq); err != nil {
+		if err := s.index.WaitFor(ctx, least); err != nil {
 			return err
 		}
 	}
@@ -224,7 +256,7 @@ func (s *Server) matchNATS(ctx context.Context, w *work, r micro.Request, key st
 	}
 	b := mpack.AppendArray(w.reply[:0], 3+len(a.Holdings))
 	b = mpack.AppendUint(b, matchVersion)
-	b = mpack.AppendUint(b, a.LogSeq)
+	b = appendPosition(b, a.Position)
 	b = mpack.AppendUint(b, uint64(a.BlockSize))
 	for i := range a.Holdings {
 		h := &a.Holdings[i]

@@ -28,7 +28,7 @@ func (w *world) seen(s event.Source, seq uint64) {
 	w.t.Helper()
 	w.until("what was written is read", func() bool {
 		_, err := w.index.BlockSize(s.Partition())
-		return err == nil && w.index.Position() >= seq
+		return err == nil && w.index.Position().LogSeq >= seq
 	})
 }
 

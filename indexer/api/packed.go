@@ -120,6 +120,8 @@ func (r *packed) hashes(dst []uint64) ([]uint64, error) {
 	return dst, nil
 }
 
+func (r *packed) seqs(dst []uint64) ([]uint64, error) { return appendUints(dst, r) }
+
 // appendHashes appends little-endian u64 hashes.
 func appendHashes(dst []uint64, b []byte) []uint64 {
 	dst = slices.Grow(dst, len(b)/8)

@@ -47,6 +47,20 @@ func (q *params) uint() (v uint64, ok bool) { return parseUint(q.val) }
 func (q *params) tokens(dst []uint32) ([]uint32, error) { return dst, errElsewhere }
 func (q *params) hashes(dst []uint64) ([]uint64, error) { return dst, errElsewhere }
 
+// seqs reads integers that are separated by commas.
+func (q *params) seqs(dst []uint64) ([]uint64, error) {
+	for rest, more := q.val, len(q.val) > 0; more; {
+		var one []byte
+		one, rest, more = bytes.Cut(rest, []byte{','})
+		seq, ok := parseUint(one)
+		if !ok {
+			return dst, fmt.Errorf("%.40q: %w", one, errUint)
+		}
+		dst = append(dst, seq)
+	}
+	return dst, nil
+}
+
 // unescape undoes the escapes of a form in place.
 func (q *params) unescape(b []byte) []byte {
 	out := b[:0]

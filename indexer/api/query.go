@@ -97,10 +97,14 @@ func (s *Server) match(ctx context.Context, deadline time.Time, w *work, p *prom
 		return unknown(name, err)
 	}
 	elsewhere := !s.index.Serves(name)
-	if !elsewhere && p.minLogSeq > s.index.Position() {
+	reached, err := s.index.Reached(p.min)
+	if err != nil {
+		return err
+	}
+	if !elsewhere && !reached {
 		ctx, cancel := context.WithDeadline(ctx, deadline)
 		defer cancel()
-		if err := s.index.WaitFor(ctx, p.minLogSeq); err != nil {
+		if err := s.index.WaitFor(ctx, p.min); err != nil {
 			return err
 		}
 	}
@@ -115,14 +119,14 @@ func (s *Server) match(ctx context.Context, deadline time.Time, w *work, p *prom
 	if elsewhere && s.others != nil {
 		asking, cancel := context.WithDeadline(ctx, deadline.Add(s.cfg.ForwardTimeout)) // also of many prompts
 		defer cancel()
-		a, err = s.others.ask(asking, name, locals, p.minLogSeq)
+		a, err = s.others.ask(asking, name, locals, p.min)
 	} else {
 		a, err = s.index.Match(&w.query, name, locals)
 	}
 	if err != nil {
 		return unknown(name, err)
 	}
-	w.asked.blocks, w.asked.logSeq = len(locals), a.LogSeq
+	w.asked.blocks, w.asked.at, w.asked.answered = len(locals), a.Position, true
 	w.appendAnswer(&a, p.top)
 	return nil
 }

@@ -140,7 +140,7 @@ func blocks(d *event.Digests) map[string]uint64 {
 // -- /digest ------------------------------------------------------------------
 
 type digestView struct {
-	LogSeq     uint64                           `json:"log_seq"`
+	event.PositionJSON
 	Sources    []sourceDigest                   `json:"sources"`
 	Partitions map[string]map[string]tierDigest `json:"partitions"`
 	Serves     []string                         `json:"serves,omitempty"`
@@ -164,9 +164,9 @@ type tierDigest struct {
 }
 
 func (s *Server) digest(*http.Request) (int, any, error) {
-	sources, logSeq := s.index.Sources()
+	sources, at := s.index.Sources()
 	slices.SortFunc(sources, func(a, b indexer.SourceInfo) int { return cmp.Compare(a.Source.Key(), b.Source.Key()) })
-	out := digestView{LogSeq: logSeq, Sources: []sourceDigest{}, Partitions: map[string]map[string]tierDigest{}, Serves: s.index.Share().Strings()}
+	out := digestView{PositionJSON: at.JSON(), Sources: []sourceDigest{}, Partitions: map[string]map[string]tierDigest{}, Serves: s.index.Share().Strings()}
 	sums := map[event.Partition]*event.Digests{}
 	for _, info := range sources {
 		if !info.Answered && !info.Diverged {
@@ -202,9 +202,9 @@ func tiers(d *event.Digests) map[string]tierDigest {
 // -- /dump --------------------------------------------------------------------
 
 type dumpView struct {
-	BlockSize uint32        `json:"block_size"`
-	LogSeq    uint64        `json:"log_seq"`
-	Events    []routerEvent `json:"events"`
+	BlockSize uint32 `json:"block_size"`
+	event.PositionJSON
+	Events []routerEvent `json:"events"`
 }
 
 // routerEvent is a block event in the form in which Dynamo's routers exchange
@@ -245,12 +245,12 @@ func (s *Server) dump(*http.Request) (int, any, error) {
 	}
 	out := map[string]dumpView{}
 	for _, p := range s.index.Partitions() {
-		sources, size, logSeq, err := s.index.Dump(p)
+		sources, size, at, err := s.index.Dump(p)
 		if err != nil {
 			return 0, nil, unknown(p, err)
 		}
 		slices.SortFunc(sources, func(a, b indexer.Dumped) int { return cmp.Compare(a.Source.Key(), b.Source.Key()) })
-		v := dumpView{BlockSize: size, LogSeq: logSeq, Events: []routerEvent{}}
+		v := dumpView{BlockSize: size, PositionJSON: at.JSON(), Events: []routerEvent{}}
 		for t := range event.Tier(event.Tiers) {
 			for i := range sources {
 				v.Events = appendRuns(v.Events, &sources[i], t)
@@ -301,9 +301,9 @@ func appendRuns(events []routerEvent, d *indexer.Dumped, t event.Tier) []routerE
 type readyView struct {
 	Ready   bool     `json:"ready"`
 	Reasons []string `json:"reasons"`
-	LogSeq  uint64   `json:"log_seq"`
-	Lag     uint64   `json:"lag"`
-	Serves  []string `json:"serves,omitempty"`
+	event.PositionJSON
+	Lag    uint64   `json:"lag"`
+	Serves []string `json:"serves,omitempty"`
 }
 
 func (s *Server) health(*http.Request) (int, any, error) {
@@ -311,7 +311,7 @@ func (s *Server) health(*http.Request) (int, any, error) {
 }
 
 func (s *Server) ready(*http.Request) (int, any, error) {
-	v := readyView{Ready: true, Reasons: []string{}, LogSeq: s.index.Position(), Lag: s.index.Lag(), Serves: s.index.Share().Strings()}
+	v := readyView{Ready: true, Reasons: []string{}, PositionJSON: s.index.Position().JSON(), Lag: s.index.Lag(), Serves: s.index.Share().Strings()}
 	if err := s.index.Ready(); err != nil {
 		v.Ready = false
 		v.Reasons = append(v.Reasons, err.Error())

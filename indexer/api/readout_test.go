@@ -161,7 +161,7 @@ func TestWorkers(t *testing.T) {
 		tell(state, "what is wrong", false)
 		w.until(state, func() bool { return only().Status == state })
 	}
-	w.until("applied", func() bool { return w.index.Position() >= w.lastSeq })
+	w.until("applied", func() bool { return w.index.Position().LogSeq >= w.lastSeq })
 	v = only()
 	if l := v.Listeners["0"]; l.Status != "active" || l.LastError != "" || l.Bridge != "b1" || *l.Incarnation != 7 || *l.EngineSeq != 7 || *l.Applied != 3 || *l.LogSeq != w.lastSeq ||
 		!reflect.DeepEqual(l.Blocks, map[string]uint64{"device": 5, "host": 0, "disk": 0, "external": 2}) || !*l.Uncertain || *l.Gaps != 1 || *l.Lost != 5 || l.Dropped["bad_event"] != 3 {
@@ -190,7 +190,7 @@ func TestDump(t *testing.T) {
 	other := event.Source{Model: "other", Group: "g:1", Instance: "w9", Rank: 2}
 	w.register(other)
 	w.store(other, event.Disk, locals(prompts[0]), 0, 3)
-	w.until("applied", func() bool { return w.index.Position() >= w.lastSeq })
+	w.until("applied", func() bool { return w.index.Position().LogSeq >= w.lastSeq })
 	var dump map[string]struct {
 		BlockSize int    `json:"block_size"`
 		LogSeq    uint64 `json:"log_seq"`
@@ -274,7 +274,7 @@ func TestDump(t *testing.T) {
 func TestDigest(t *testing.T) {
 	w := newWorld(t, options{})
 	w.fleet(rand.New(rand.NewPCG(4, 4)), [][]uint32{prompt(1, 9), prompt(2, 9)}, 100)
-	w.until("applied", func() bool { return w.index.Position() >= w.lastSeq })
+	w.until("applied", func() bool { return w.index.Position().LogSeq >= w.lastSeq })
 	type tier struct {
 		Count uint64
 		Sum   string
@@ -333,7 +333,7 @@ func TestHealth(t *testing.T) {
 	}
 	w.register(at("w0", 0))
 	w.store(at("w0", 0), event.Device, locals(prompt(1, 1)), 0, 1)
-	w.until("applied", func() bool { return w.index.Position() >= w.lastSeq })
+	w.until("applied", func() bool { return w.index.Position().LogSeq >= w.lastSeq })
 	w.get("/ready", 200, &v)
 	if !v.Ready || v.Reasons == nil || len(v.Reasons) > 0 || v.LogSeq != w.lastSeq || v.Lag != 0 {
 		t.Errorf("%+v", v)

@@ -19,10 +19,10 @@ type span struct {
 }
 
 // appendAnswer appends an answer as JSON to the reply, with the top instances that
-// hold most, or all if top is 0. All numbers but the log sequence are tokens:
+// hold most, or all if top is 0. All numbers but log sequences are tokens:
 //
 //	{"scores": {instance: {rank: device}}, "frequencies": [],
-//	 "instances": {instance: {"longest_matched", "gpu", "dp": {rank: device}, "cpu", "disk"}}, "log_seq"}
+//	 "instances": {instance: {"longest_matched", "gpu", "dp": {rank: device}, "cpu", "disk"}}, "log_seq" or "log_seqs"}
 func (w *work) appendAnswer(a *indexer.Answer, top uint64) {
 	w.group(a.Holdings)
 	if top > 0 && top < uint64(len(w.spans)) {
@@ -50,9 +50,7 @@ func (w *work) appendAnswer(a *indexer.Answer, top uint64) {
 		b = appendTokens(b, a, sp.best[event.External])
 		b = append(b, '}')
 	}
-	b = append(b, `},"log_seq":`...)
-	b = strconv.AppendUint(b, a.LogSeq, 10)
-	w.reply = append(b, '}')
+	w.reply = append(a.AppendJSON(append(b, "},"...)), '}')
 }
 
 // group finds the ranks of each instance. It keeps the order that instances come

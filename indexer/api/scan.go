@@ -415,6 +415,8 @@ func notDigits8(b []byte) uint64 {
 	return ((y&lows + ten) | y) & tops >> 7 * gather >> 56
 }
 
+func (s *scanner) seqs(dst []uint64) ([]uint64, error) { return appendUints(dst, s) }
+
 func (s *scanner) hashes(dst []uint64) ([]uint64, error) {
 	start := s.at
 	if !s.open('[') {

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/kvmesh/kvmesh/indexer/event"
 )
 
 // asked is what a body asks, as encoding/json reads it. It is the oracle of the
@@ -20,6 +22,7 @@ type asked struct {
 	hashes         []uint64
 	given          bool
 	minLogSeq, top uint64
+	minLogSeqs     []uint64
 	batch          bool
 	prompts        []asked
 }
@@ -94,6 +97,17 @@ func (a *asked) member(name string, v json.RawMessage, content string, outer boo
 		} else {
 			a.minLogSeq = n
 		}
+	case name == "min_log_seqs":
+		a.minLogSeqs = nil
+		var items []*uint64
+		a.wrong = json.Unmarshal(v, &items) != nil || a.wrong
+		for _, item := range items {
+			if item == nil { // encoding/json takes null for any type
+				a.wrong = true
+				continue
+			}
+			a.minLogSeqs = append(a.minLogSeqs, *item)
+		}
 	case name == content:
 		a.content(v, content)
 	case name == "queries" && outer:
@@ -156,8 +170,8 @@ func (a *asked) differs(p *prompt) error {
 	if a.given != p.given || !slices.Equal(a.tokens, p.tokens) || !slices.Equal(a.hashes, p.hashes) {
 		return fmt.Errorf("content %v %v %v, oracle: %v %v %v", p.given, p.tokens, p.hashes, a.given, a.tokens, a.hashes)
 	}
-	if a.minLogSeq != p.minLogSeq || a.top != p.top {
-		return fmt.Errorf("min_log_seq %d, top %d, oracle: %d, %d", p.minLogSeq, p.top, a.minLogSeq, a.top)
+	if !(event.Position{LogSeq: a.minLogSeq, LogSeqs: a.minLogSeqs}).Equal(p.min) || a.top != p.top {
+		return fmt.Errorf("min_log_seq %v, top %d, oracle: %d, %d, %d", p.min, p.top, a.minLogSeq, a.minLogSeqs, a.top)
 	}
 	return nil
 }
@@ -211,7 +225,7 @@ func bodies() []string {
 		`{"model":"a"}`, `{"model":"a","model_name":""}`, `{"model":"a","model_name":"b"}`, `{"model_name":1}`, `{"model_name":["a"]}`, `{"Model_Name":"a","TOKEN_IDS":[1]}`,
 		`{"model\u005fname":"m","t\u006fken_ids":[1]}`, `{"model_name":"\"\\\/\b\f\n\r\t\u00e9\ud83d\ude00"}`, `{"model_name":"\ud83d"}`, `{"model_name":"\ude00x"}`, "{\"model_name\":\"\xff\xc3\"}", "{\"model_\xff\":\"x\"}",
 		"{\"model_name\":\"a\nb\"}", `{"model_name":"\x"}`, `{"model_name":"\u12g4"}`, `{"model_name":"\u12`, `{"model_name":"abc`, `{"model_name":"\`, `{"model_name":"é"}`, `{"x":"\uD83D\uDE00\q"}`,
-		`{"min_log_seq":-1}`, `{"min_log_seq":1.0}`, `{"min_log_seq":18446744073709551615}`, `{"min_log_seq":18446744073709551616}`, `{"min_log_seq":"1"}`, `{"min_log_seq":null,"top":null}`, `{"top":-0}`, `{"top":01}`,
+		`{"min_log_seq":-1}`, `{"min_log_seqs":[1,2,3]}`, `{"min_log_seqs":[]}`, `{"min_log_seqs":[1,-2]}`, `{"min_log_seqs":["1"]}`, `{"min_log_seqs":[null]}`, `{"min_log_seqs":null}`, `{"min_log_seqs":5}`, `{"min_log_seqs":"1,2"}`, `{"min_log_seqs":[[1],{"a":2}],"top":1}`, `{"min_log_seqs":[1,2}`, `{"min_log_seq":1.0}`, `{"min_log_seq":18446744073709551615}`, `{"min_log_seq":18446744073709551616}`, `{"min_log_seq":"1"}`, `{"min_log_seq":null,"top":null}`, `{"top":-0}`, `{"top":01}`,
 		`{"a":true,"b":false,"c":null,"d":[1,[2,{"e":{}}],"x"],"f":{"g":{"h":[]}},"model_name":"m"}`, `{"a":tru}`, `{"a":truex}`, `{"a":nul`, `{"a":[}`, `{"a":{]}`, `{"a":[1}`, `{"a":{"b":1]}`, `{"a":{"b"]}}`,
 		`{"block_hashes":[1,-1,18446744073709551615,-9223372036854775808,"5","-7","18446744073709551615","007"]}`, `{"block_hashes":[18446744073709551616]}`, `{"block_hashes":[-9223372036854775809]}`,
 		`{"block_hashes":["+5"]}`, `{"block_hashes":[""]}`, `{"block_hashes":["-"]}`, `{"block_hashes":["1 "]}`, `{"block_hashes":["\u0031"]}`, `{"block_hashes":[1.5]}`, `{"block_hashes":[true]}`, `{"block_hashes":[]}`, `{"block_hashes":[-0]}`,

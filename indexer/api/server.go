@@ -222,7 +222,7 @@ func codeOf(err error) (status int, code string) {
 		return http.StatusUnsupportedMediaType, "media_type"
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return http.StatusRequestTimeout, "timeout"
-	case errors.Is(err, errRequest), errors.Is(err, errRead):
+	case errors.Is(err, errRequest), errors.Is(err, errRead), errors.Is(err, indexer.ErrPosition):
 		return http.StatusBadRequest, "bad_request"
 	case errors.Is(err, event.ErrWorker):
 		return http.StatusBadRequest, "bad_worker"

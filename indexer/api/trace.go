@@ -15,7 +15,9 @@ import (
 type question struct {
 	name   event.Partition
 	blocks int
-	logSeq uint64 // that the answer is true for; 0: there is no answer
+
+	answered bool
+	at       event.Position // that the answer is true for
 }
 
 // answerPrompt is match with a span, which has a link to the last record that was
@@ -41,7 +43,7 @@ func (s *Server) answerPrompt(ctx context.Context, deadline time.Time, w *work, 
 		attribute.Int("kvmesh.blocks", q.blocks),
 		attribute.Int64("kvmesh.lag", int64(s.index.Lag())),
 	)
-	if q.logSeq == 0 {
+	if !q.answered {
 		return err
 	}
 	matched := uint32(0)
@@ -51,9 +53,9 @@ func (s *Server) answerPrompt(ctx context.Context, deadline time.Time, w *work, 
 	span.SetAttributes(
 		attribute.Int64("kvmesh.matched", int64(matched)),
 		attribute.Int("kvmesh.instances", len(w.spans)),
-		attribute.Int64("kvmesh.log_seq", int64(q.logSeq)),
+		q.at.Attribute(),
 	)
-	if a, ok := s.index.Applied(q.name); ok && a.LogSeq <= q.logSeq {
+	if a, ok := s.index.Applied(q.name); ok && a.In(q.at) {
 		span.AddLink(trace.Link{SpanContext: a.Span, Attributes: []attribute.KeyValue{attribute.Int64("kvmesh.log_seq", int64(a.LogSeq))}})
 	}
 	return err

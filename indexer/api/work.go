@@ -31,6 +31,7 @@ type work struct {
 	tokens  []uint32
 	hashes  []uint64
 	locals  []uint64
+	seqs    []uint64 // log sequences that prompts ask for
 	query   indexer.Query
 	asked   question // of the last prompt
 	spans   []span
@@ -60,7 +61,7 @@ func (s *Server) work(content string) *work {
 
 // done gives a work back. Nothing that it holds may be used any more.
 func (s *Server) done(w *work) {
-	if cap(w.body)+4*cap(w.tokens)+8*cap(w.hashes)+8*cap(w.locals)+cap(w.reply) > keepBytes {
+	if cap(w.body)+4*cap(w.tokens)+8*cap(w.hashes)+8*cap(w.locals)+8*cap(w.seqs)+cap(w.reply) > keepBytes {
 		return
 	}
 	w.reset()
@@ -75,7 +76,7 @@ func (w *work) reset() {
 	clear(w.prompts)
 	w.outer, w.prompts, w.batch = prompt{}, w.prompts[:0], false
 	w.json, w.packed, w.params = scanner{}, packed{}, params{buf: w.params.buf[:0]}
-	w.tokens, w.hashes, w.reply = w.tokens[:0], w.hashes[:0], w.reply[:0]
+	w.tokens, w.hashes, w.seqs, w.reply = w.tokens[:0], w.hashes[:0], w.seqs[:0], w.reply[:0]
 }
 
 // name returns b as a string, the same one for each call.

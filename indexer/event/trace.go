@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 )
@@ -20,6 +21,18 @@ func (h traceHeaders) Keys() []string {
 		keys = append(keys, key)
 	}
 	return keys
+}
+
+// Attribute returns the Position as an attribute of a span.
+func (p Position) Attribute() attribute.KeyValue {
+	if len(p.LogSeqs) == 0 {
+		return attribute.Int64("kvmesh.log_seq", int64(p.LogSeq))
+	}
+	seqs := make([]int64, len(p.LogSeqs))
+	for i, seq := range p.LogSeqs {
+		seqs[i] = int64(seq)
+	}
+	return attribute.Int64Slice("kvmesh.log_seqs", seqs)
 }
 
 // SetTrace puts the span of ctx into the headers of a message.

@@ -147,7 +147,7 @@ func final(t *testing.T, f *engines.Fleet) {
 // exact tells whether every indexer holds what the caches hold, at one log
 // sequence.
 func (v *service) exact(f *engines.Fleet) bool {
-	if !f.Settled() || v.indexes[0].Position() != v.indexes[1].Position() {
+	if !f.Settled() || !v.indexes[0].Position().Equal(v.indexes[1].Position()) {
 		return false
 	}
 	for _, x := range v.indexes {
@@ -159,7 +159,7 @@ func (v *service) exact(f *engines.Fleet) bool {
 			}
 		}
 	}
-	return v.indexes[0].Position() == v.indexes[1].Position()
+	return v.indexes[0].Position().Equal(v.indexes[1].Position())
 }
 
 // unlike notes why a worker is not known as it should be, and returns false.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/kvmesh/kvmesh/indexer"
 	"github.com/kvmesh/kvmesh/indexer/event"
@@ -59,8 +60,8 @@ type Result struct {
 	Load load.Load
 	// Cost is what the Scorer said.
 	Cost float64
-	// LogSeq is the log sequence that the overlaps are true for.
-	LogSeq uint64
+	// Position is what the overlaps are true for.
+	event.Position
 	// Better is another worker that holds more, which the chosen one can
 	// fetch from; nil: none, or it takes no hints.
 	Better *Better
@@ -250,7 +251,7 @@ func (s *Selector) overlaps(b *buffer, p *pool, r *Request, out *Result) error {
 	if err != nil {
 		return err
 	}
-	out.LogSeq = a.LogSeq
+	out.Position = event.Position{LogSeq: a.LogSeq, LogSeqs: slices.Clone(a.LogSeqs)}
 	if a.BlockSize != 0 {
 		out.BlockSize = a.BlockSize
 	}
@@ -406,15 +407,15 @@ func (b *buffer) better(out *Result) *Better {
 }
 
 // Overlaps returns what each worker rank of a partition that can be chosen holds
-// of a prompt, those that hold nothing too, and the log sequence that it is true
+// of a prompt, those that hold nothing too, and the position that it is true
 // for.
-func (s *Selector) Overlaps(name event.Partition, locals []uint64) (Partition, []Overlap, uint64, error) {
+func (s *Selector) Overlaps(name event.Partition, locals []uint64) (Partition, []Overlap, event.Position, error) {
 	p, err := s.pool(name)
 	if err != nil {
-		return Partition{}, nil, 0, err
+		return Partition{}, nil, event.Position{}, err
 	}
 	if s.serves != nil && !s.serves(name) {
-		return Partition{}, nil, 0, &ElsewhereError{name}
+		return Partition{}, nil, event.Position{}, &ElsewhereError{name}
 	}
 	b := s.buffers.Get().(*buffer)
 	defer s.put(b)
@@ -424,7 +425,7 @@ func (s *Selector) Overlaps(name event.Partition, locals []uint64) (Partition, [
 	err = s.overlaps(b, p, &Request{Partition: name, Locals: locals}, &out)
 	overlaps := b.overlaps
 	b.overlaps = own
-	return Partition{out.BlockSize, p.eagle, p.candidates}, overlaps, out.LogSeq, err
+	return Partition{out.BlockSize, p.eagle, p.candidates}, overlaps, out.Position, err
 }
 
 // Params returns the weights of requests that bring none.

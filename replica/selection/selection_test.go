@@ -32,7 +32,7 @@ func source(i int) event.Source {
 type holdings map[event.Source][event.Tiers]uint32
 
 func (h holdings) Match(_ *indexer.Query, name event.Partition, locals []uint64) (indexer.Answer, error) {
-	a := indexer.Answer{BlockSize: blockSize, LogSeq: 7}
+	a := indexer.Answer{BlockSize: blockSize, Position: event.Position{LogSeq: 7}}
 	for s, ends := range h {
 		for t := range ends {
 			ends[t] = min(ends[t], uint32(len(locals)))

@@ -55,11 +55,11 @@ func (s *Selector) runTraced(ctx context.Context, r *Request, book bool) (Result
 		attribute.Int64("kvmesh.matched", int64(out.Overlap.Longest())),
 		attribute.Float64("kvmesh.cost", out.Cost),
 		attribute.Int64("kvmesh.prefill_tokens", int64(out.PrefillTokens)),
-		attribute.Int64("kvmesh.log_seq", int64(out.LogSeq)),
+		out.Attribute(),
 	)
 	if index, ok := s.index.(tracedIndex); ok {
 		span.SetAttributes(attribute.Int64("kvmesh.lag", int64(index.Lag())))
-		if a, ok := index.Applied(r.Partition); ok && a.LogSeq <= out.LogSeq {
+		if a, ok := index.Applied(r.Partition); ok && a.In(out.Position) {
 			span.AddLink(trace.Link{SpanContext: a.Span, Attributes: []attribute.KeyValue{attribute.Int64("kvmesh.log_seq", int64(a.LogSeq))}})
 		}
 	}

@@ -10,8 +10,8 @@ import (
 
 // sample is the index at one time.
 type sample struct {
-	Time    int64               `json:"t"` // Unix, ms
-	LogSeq  uint64              `json:"log_seq"`
+	Time int64 `json:"t"` // Unix, ms
+	event.PositionJSON
 	Lag     uint64              `json:"lag"`
 	Sources int                 `json:"sources"`
 	Batches uint64              `json:"batches"` // engine numbers summed up; grows by what was applied
@@ -53,8 +53,8 @@ func (h *history) since(t int64) []sample {
 // look takes a sample.
 func (u *UI) look() sample {
 	s := sample{Time: time.Now().UnixMilli(), Lag: u.index.Lag()}
-	sources, seq := u.index.Sources()
-	s.LogSeq = seq
+	sources, at := u.index.Sources()
+	s.PositionJSON = at.JSON()
 	for i := range sources {
 		info := &sources[i]
 		if !info.Answered && !info.Diverged {

@@ -20,10 +20,10 @@ const replicaSubject = "kvmesh.ui.replica"
 
 // replicaView is one replica of the index.
 type replicaView struct {
-	ID         string                `json:"id"`
-	Ready      bool                  `json:"ready"`
-	Reason     string                `json:"reason,omitempty"`
-	LogSeq     uint64                `json:"log_seq"`
+	ID     string `json:"id"`
+	Ready  bool   `json:"ready"`
+	Reason string `json:"reason,omitempty"`
+	event.PositionJSON
 	Lag        uint64                `json:"lag"`
 	Sources    int                   `json:"sources"`
 	Diverged   int                   `json:"diverged"`
@@ -47,8 +47,8 @@ func (u *UI) view() replicaView {
 	if err := u.index.Ready(); err != nil {
 		v.Ready, v.Reason = false, err.Error()
 	}
-	sources, seq := u.index.Sources()
-	v.LogSeq = seq
+	sources, at := u.index.Sources()
+	v.PositionJSON = at.JSON()
 	sums := map[event.Partition]*event.Digests{}
 	for i := range sources {
 		info := &sources[i]
@@ -89,14 +89,24 @@ func (u *UI) answerReplica(m *nats.Msg) {
 
 type replicasView struct {
 	Replicas []replicaView `json:"replicas"`
-	// Compared are the log sequences at which at least two replicas answered:
-	// only digests at one sequence can be compared.
-	Compared []uint64 `json:"compared"`
-	Equal    bool     `json:"equal"` // all that could be compared are equal
+	// Compared are the positions at which at least two replicas answered: only
+	// digests at one position can be compared.
+	Compared []comparedAt `json:"compared"`
+	Equal    bool         `json:"equal"` // all that could be compared are equal
+}
+
+// comparedAt is a position, as JSON a log sequence or an array of those.
+type comparedAt struct{ event.Position }
+
+func (c comparedAt) MarshalJSON() ([]byte, error) {
+	if len(c.LogSeqs) > 0 {
+		return json.Marshal(c.LogSeqs)
+	}
+	return json.Marshal(c.LogSeq)
 }
 
 func (u *UI) serveReplicas(w http.ResponseWriter, r *http.Request) {
-	out := replicasView{Replicas: []replicaView{}, Compared: []uint64{}, Equal: true}
+	out := replicasView{Replicas: []replicaView{}, Compared: []comparedAt{}, Equal: true}
 	inbox := nats.NewInbox()
 	sub, err := u.nc.SubscribeSync(inbox)
 	if err == nil {
@@ -125,23 +135,26 @@ func (u *UI) serveReplicas(w http.ResponseWriter, r *http.Request) {
 	reply(w, http.StatusOK, out)
 }
 
-// compare compares the replicas that answered at one log sequence, in what both
+// compare compares the replicas that answered at one position, in what both
 // serve.
 func (v *replicasView) compare() {
 	for i := range v.Replicas {
 		a := &v.Replicas[i]
 		for j := range v.Replicas[:i] {
 			b := &v.Replicas[j]
-			if a.LogSeq != b.LogSeq {
+			at := comparedAt{a.Position()}
+			if !at.Equal(b.Position()) {
 				continue
 			}
-			if !slices.Contains(v.Compared, a.LogSeq) {
-				v.Compared = append(v.Compared, a.LogSeq)
+			if !slices.ContainsFunc(v.Compared, func(c comparedAt) bool { return c.Equal(at.Position) }) {
+				v.Compared = append(v.Compared, at)
 			}
 			v.Equal = v.Equal && a.covered(b) && b.covered(a)
 		}
 	}
-	slices.Sort(v.Compared)
+	slices.SortFunc(v.Compared, func(a, b comparedAt) int {
+		return cmp.Or(cmp.Compare(a.LogSeq, b.LogSeq), slices.Compare(a.LogSeqs, b.LogSeqs))
+	})
 }
 
 // covered tells whether what a replica has of the other's share is just so there.

@@ -1,12 +1,16 @@
 package ui
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/kvmesh/kvmesh/indexer/event"
+)
 
 // Replicas are compared in what both serve, at one log sequence.
 func TestReplicasCompare(t *testing.T) {
 	counts := func(n uint64) tierCounts { return tierCounts{"device": {Count: n, Sum: "00"}} }
 	view := func(seq uint64, serves []string, partitions map[string]tierCounts) replicaView {
-		return replicaView{LogSeq: seq, Serves: serves, Partitions: partitions}
+		return replicaView{PositionJSON: event.Position{LogSeq: seq}.JSON(), Serves: serves, Partitions: partitions}
 	}
 	ab := map[string]tierCounts{"a:g": counts(1), "b:g": counts(2)}
 	for name, c := range map[string]struct {

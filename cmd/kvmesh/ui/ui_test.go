@@ -227,7 +227,7 @@ func TestHistoryKeepsTheLast(t *testing.T) {
 // Digests are compared only where they are of one log sequence.
 func TestReplicasAreCompared(t *testing.T) {
 	with := func(id string, seq uint64, sum string) replicaView {
-		return replicaView{ID: id, LogSeq: seq, Partitions: map[string]tierCounts{"m:g": {"device": {1, sum}}}}
+		return replicaView{ID: id, PositionJSON: event.Position{LogSeq: seq}.JSON(), Partitions: map[string]tierCounts{"m:g": {"device": {1, sum}}}}
 	}
 	for name, c := range map[string]struct {
 		replicas []replicaView

@@ -219,7 +219,7 @@ func TestModelsOfOthers(t *testing.T) {
 	source := event.Source{Model: "m", Group: "default", Instance: "1"}
 	v.store(source, event.Device, tokens(16))
 	for _, x := range []*node{a, b} {
-		eventually(t, "workers and blocks are known", func() bool { return x.selector.Schedulable() == 4 && x.index.Position() == 1 })
+		eventually(t, "workers and blocks are known", func() bool { return x.selector.Schedulable() == 4 && x.index.Position().LogSeq == 1 })
 	}
 	body := object{"model_name": "m", "token_ids": tokens(16), "selection_id": "s"}
 	for _, x := range []*node{a, b} {

@@ -156,7 +156,7 @@ type selectReply struct {
 	Cost            float64      `json:"cost"`
 	Load            *workerLoad  `json:"worker_load,omitempty"`
 	Hint            *hint        `json:"router_hint,omitempty"`
-	LogSeq          uint64       `json:"log_seq"`
+	event.PositionJSON
 }
 
 // request makes a selection's request of a body. a has its long members; the
@@ -266,7 +266,7 @@ func newSelectReply(r *selection.Request, res *selection.Result, p *selection.Pa
 			LongestMatched: tokens(o.Longest()), GPU: tokens(o.Device), CPU: tokens(o.Device + o.Host), Disk: tokens(o.Longest()),
 			DP: map[string]uint64{strconv.FormatUint(uint64(res.Source.Rank), 10): tokens(o.Device)},
 		},
-		PrefillTokens: res.PrefillTokens, PotentialBlocks: res.PotentialBlocks(), Cost: res.Cost, LogSeq: res.LogSeq,
+		PrefillTokens: res.PrefillTokens, PotentialBlocks: res.PotentialBlocks(), Cost: res.Cost, PositionJSON: res.JSON(),
 	}
 }
 
@@ -469,7 +469,7 @@ func (x *Server) loads(c *call) (int, any, error) {
 
 // promptOf reads a request that is a prompt and nothing else, and what the
 // workers hold of it.
-func (x *Server) promptOf(c *call, a *arrays) (q scope, p selection.Partition, pr prompt, overlaps []selection.Overlap, logSeq uint64, err error) {
+func (x *Server) promptOf(c *call, a *arrays) (q scope, p selection.Partition, pr prompt, overlaps []selection.Overlap, at event.Position, err error) {
 	if err = a.decode(c.body, &q); err != nil {
 		return
 	}
@@ -483,7 +483,7 @@ func (x *Server) promptOf(c *call, a *arrays) (q scope, p selection.Partition, p
 		err = selection.ErrNoWorkers
 		return
 	}
-	p, overlaps, logSeq, err = x.selector.Overlaps(q.partition(), pr.locals)
+	p, overlaps, at, err = x.selector.Overlaps(q.partition(), pr.locals)
 	return
 }
 
@@ -541,13 +541,13 @@ type overlapReply struct {
 		Ranges  [][]uint32 `json:"ranges"`
 		Error   *string    `json:"error"`
 	} `json:"shared_cache"`
-	LogSeq uint64 `json:"log_seq"`
+	event.PositionJSON
 }
 
 func (x *Server) overlapScores(c *call) (int, any, error) {
 	a := x.arrays.get()
 	defer x.arrays.put(a)
-	q, p, pr, overlaps, logSeq, err := x.promptOf(c, a)
+	q, p, pr, overlaps, at, err := x.promptOf(c, a)
 	if err != nil && !errors.Is(err, selection.ErrNoWorkers) {
 		return 0, nil, err
 	}
@@ -555,7 +555,7 @@ func (x *Server) overlapScores(c *call) (int, any, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	out := overlapReply{BlockSize: p.BlockSize, Blocks: len(pr.locals), Workers: []overlapScore{}, LogSeq: logSeq}
+	out := overlapReply{BlockSize: p.BlockSize, Blocks: len(pr.locals), Workers: []overlapScore{}, PositionJSON: at.JSON()}
 	out.Shared.Ranges = [][]uint32{}
 	for i, o := range overlaps {
 		cand := &p.Candidates[i]

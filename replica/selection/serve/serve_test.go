@@ -99,7 +99,7 @@ func TestSelectionOverHTTP(t *testing.T) {
 	v.store(source(1), event.Device, tokens(8))
 	v.store(source(1), event.Host, tokens(16))
 	v.store(source(2), event.Device, tokens(4))
-	eventually(t, "the index has read it", func() bool { return n.index.Position() == 3 })
+	eventually(t, "the index has read it", func() bool { return n.index.Position().LogSeq == 3 })
 	body := object{"model_name": "m", "token_ids": tokens(22), "selection_id": "s"}
 	got := n.must(200, "POST", "/select", body)
 	same(t, "worker", got["worker_id"], 1)

@@ -5,7 +5,7 @@ import * as blocks from "./blocks.js";
 import * as replicas from "./replicas.js";
 import * as prompt from "./prompt.js";
 import * as events from "./events.js";
-import { n } from "./dom.js";
+import { n, positionOf } from "./dom.js";
 
 const views = { workers, blocks, replicas, prompt, events };
 const state = document.getElementById("state");
@@ -61,7 +61,7 @@ async function ready() {
   try {
     const r = await read("/ready");
     state.className = r.ready ? "" : "bad";
-    state.textContent = r.ready ? `ready at ${n(r.log_seq)}, ${n(r.lag)} behind` : "not ready: " + r.reasons.join("; ");
+    state.textContent = r.ready ? `ready at ${positionOf(r)}, ${n(r.lag)} behind` : "not ready: " + r.reasons.join("; ");
   } catch (error) {
     state.className = "bad";
     state.textContent = "the server can't be reached";

@@ -22,6 +22,9 @@ export const tiers = ["device", "host", "disk", "external"];
 
 const whole = new Intl.NumberFormat("en");
 export const n = (x) => whole.format(Math.round(x));
+// position writes a log sequence, or one for each shard of the log.
+export const position = (x) => (Array.isArray(x) ? x.map(n).join(" · ") : n(x));
+export const positionOf = (v) => position(v.log_seqs ?? v.log_seq);
 export const rate = (x) => (x < 10 ? x.toFixed(1) : n(x)) + "/s";
 export const clock = (t) => new Date(t).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 

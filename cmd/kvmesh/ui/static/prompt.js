@@ -1,6 +1,6 @@
 // Prompt explorer: tokens or hashes in, who holds how much out.
 
-import { h, s, n, legend, field, remember } from "./dom.js";
+import { h, s, n, positionOf, legend, field, remember } from "./dom.js";
 
 // numbers finds the numbers in a text, as text: hashes don't fit in a float64.
 const numbers = (text) => text.match(/-?\d+/g) ?? [];
@@ -54,7 +54,7 @@ export function show(main, server, signal) {
 function bars(a, length) {
   const holders = Object.entries(a.instances).sort(([x, p], [y, q]) => q.longest_matched - p.longest_matched || q.gpu - p.gpu || (x < y ? -1 : 1));
   const whole = Math.max(1, length, ...holders.map(([, i]) => i.longest_matched));
-  const out = h("section", { id: "holders" }, h("h2", {}, `${n(holders.length)} of the workers hold something of ${n(length)} tokens, at log sequence ${n(a.log_seq)}`));
+  const out = h("section", { id: "holders" }, h("h2", {}, `${n(holders.length)} of the workers hold something of ${n(length)} tokens, at log sequence ${positionOf(a)}`));
   if (!holders.length) return out;
   out.append(legend(["device", "host", "disk"]));
   for (const [name, i] of holders) {

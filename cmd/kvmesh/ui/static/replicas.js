@@ -1,6 +1,6 @@
 // Replicas and their digests, side by side.
 
-import { h, n, tiers, tile } from "./dom.js";
+import { h, n, position, positionOf, tiers, tile } from "./dom.js";
 import { poll } from "./poll.js";
 
 export function show(main, server, signal) {
@@ -12,7 +12,7 @@ export function show(main, server, signal) {
     const r = await server.read("/ui/data/replicas", { signal });
     const compared = r.compared.length > 0;
     tiles.replaceChildren(tile(n(r.replicas.length), "replicas"), tile(n(r.replicas.filter((v) => v.ready).length), "ready"),
-      tile(!compared ? "–" : r.equal ? "equal" : "differ", compared ? `digests at ${n(r.compared.at(-1))}` : "digests: no two at one record", compared && (r.equal ? "good" : "bad")));
+      tile(!compared ? "–" : r.equal ? "equal" : "differ", compared ? `digests at ${position(r.compared.at(-1))}` : "digests: no two at one record", compared && (r.equal ? "good" : "bad")));
     list.replaceChildren(...partitions(r.replicas));
   }, (text) => { wrong.textContent = text; });
 }
@@ -25,7 +25,7 @@ function partitions(replicas) {
     h("thead", {}, h("tr", {}, h("th", {}, ""), replicas.map(head))),
     h("tbody", {}, [
       ["state", (v) => h("span", { class: v.ready ? "good" : "bad" }, v.ready ? "ready" : v.reason)],
-      ["log sequence", (v) => n(v.log_seq)], ["behind", (v) => n(v.lag)], ["sources", (v) => n(v.sources)],
+      ["log sequence", positionOf], ["behind", (v) => n(v.lag)], ["sources", (v) => n(v.sources)],
       ["diverged", (v) => h("span", { class: v.diverged ? "bad" : "" }, n(v.diverged))],
     ].map(([name, cell]) => h("tr", {}, h("th", {}, name), replicas.map((v) => h("td", {}, cell(v)))))))))];
   for (const name of names) {
