@@ -25,7 +25,7 @@ func (b *Bridge) lastMessage(ctx context.Context, source event.Source) (*jetstre
 	if err != nil {
 		return nil, err
 	}
-	reply, err := b.nc.RequestWithContext(ctx, b.apiPrefix()+"STREAM.MSG.GET."+b.cfg.Log.StreamOf(source), request)
+	reply, err := b.nc.RequestWithContext(ctx, event.APIPrefix(b.js)+"STREAM.MSG.GET."+b.cfg.Log.StreamOf(source), request)
 	if err != nil {
 		return nil, err
 	}
@@ -63,18 +63,4 @@ func (b *Bridge) lastMessage(ctx context.Context, source event.Source) (*jetstre
 		}
 	}
 	return msg, nil
-}
-
-// apiPrefix returns what the subjects of JetStream's API begin with.
-func (b *Bridge) apiPrefix() string {
-	o := b.js.Options()
-	switch {
-	case o.Domain != "":
-		return "$JS." + o.Domain + ".API."
-	case o.APIPrefix != "" && o.APIPrefix[len(o.APIPrefix)-1] != '.':
-		return o.APIPrefix + "."
-	case o.APIPrefix != "":
-		return o.APIPrefix
-	}
-	return jetstream.DefaultAPIPrefix
 }

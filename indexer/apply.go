@@ -9,12 +9,8 @@ import (
 
 // apply applies the record at a log sequence.
 func (x *shard) apply(seq uint64, subject string, data []byte) {
-	if s := x.others[subject]; s != nil {
-		x.pass(s.name, seq, subject, data)
-		return
-	}
-	name, err := x.cfg.Log.Parse(subject)
-	if err == nil && !x.cfg.Share.Has(name.Partition()) {
+	name, served, err := x.sourceOf(subject)
+	if err == nil && !served {
 		x.pass(name, seq, subject, data)
 		return
 	}
@@ -26,6 +22,15 @@ func (x *shard) apply(seq uint64, subject string, data []byte) {
 	if x.applied != nil && err == nil {
 		x.applied(name, h, seq)
 	}
+}
+
+// sourceOf returns whose records a subject has, and whether it is in the share.
+func (x *shard) sourceOf(subject string) (name event.Source, served bool, err error) {
+	if s := x.writers[subject]; s != nil {
+		return s.name, s.part.served, nil
+	}
+	name, err = x.cfg.Log.Parse(subject)
+	return name, err == nil && x.cfg.Share.Has(name.Partition()), err
 }
 
 // applyRecord applies a record whose header has been read. What can't be read is
@@ -40,7 +45,7 @@ func (x *shard) applyRecord(name event.Source, seq uint64, subject string, data 
 		x.log.ErrorContext(x.trace.ctx, "record can't be read", "subject", subject, "log_seq", seq, "error", err)
 		return
 	}
-	s := x.source(name, seq)
+	s := x.source(name, subject, seq)
 	s.logSeq = seq
 	if s.ignored {
 		return
@@ -86,14 +91,15 @@ func (x *shard) applyRecord(name event.Source, seq uint64, subject string, data 
 	}
 }
 
-// source returns a source, new or not.
-func (x *shard) source(name event.Source, seq uint64) *source {
-	s := x.sources[name]
+// source returns the source of a subject, new or not.
+func (x *shard) source(name event.Source, subject string, seq uint64) *source {
+	s := x.writers[subject]
 	if s == nil {
 		p := x.partition(name.Partition())
 		s = &source{name: name, part: p, keep: seq, gone: x.gone[name]}
+		s.listed = s.registered()
 		p.index.Update(x.Position(), func(w prefix.Writer) { s.holder = w.Add(&s.name) })
-		x.sources[name] = s
+		x.sources[name], x.writers[subject] = s, s
 		p.sources[s] = struct{}{}
 	}
 	return s
@@ -111,9 +117,7 @@ func (x *shard) leave(s *source) {
 	delete(s.part.sources, s)
 	delete(x.sources, s.name)
 	x.dropIfEmpty(s.part)
-	if !s.part.served {
-		delete(x.others, x.cfg.Log.Subject(s.name))
-	}
+	delete(x.writers, x.cfg.Log.Subject(s.name))
 }
 
 func (x *shard) header(s *source, h *event.Header) {
@@ -159,6 +163,7 @@ func (x *shard) op(w prefix.Writer, s *source, seq uint64) (blocks int) {
 		s.gaps, s.lost = op.From, op.To
 	case event.OpHome:
 		s.home, s.hasHome = op.Home, true
+		s.listed = s.registered()
 	case event.OpDigest:
 		if s.digests != op.Digests {
 			x.log.ErrorContext(x.trace.ctx, "digest differs", "instance", s.name.Instance, "rank", s.name.Rank, "log_seq", seq, "have", s.digests, "want", op.Digests)

@@ -21,11 +21,7 @@ func (x *shard) pass(name event.Source, seq uint64, subject string, data []byte)
 		x.badPassed(subject, seq, err)
 		return
 	}
-	s := x.others[subject]
-	if s == nil {
-		s = x.source(name, seq)
-		x.others[subject] = s
-	}
+	s := x.source(name, subject, seq)
 	s.logSeq = seq
 	if s.ignored {
 		return

@@ -37,7 +37,7 @@ func (x *shard) readLoop(ctx context.Context) {
 			backoff = retryMin
 		}
 		switch {
-		case errors.Is(err, errRecheck):
+		case errors.Is(err, errRecheck), errors.Is(err, errReconnected):
 		case errors.Is(err, nats.ErrReconnectBufExceeded): // not connected, which whoever owns the connection is told of
 			x.log.Debug("reading the log waits for NATS", "log_seq", x.Position())
 		default:
@@ -80,27 +80,16 @@ func (x *shard) read(ctx context.Context) error {
 			x.log.Debug("consumer not deleted, it will go by itself", "error", err)
 		}
 	}()
-	messages, err := consumer.Messages(jetstream.PullMaxMessages(pullBatch), jetstream.PullHeartbeat(pullHeartbeat), jetstream.WithMessagesErrOnMissingHeartbeat(true))
+	messages, err := newPuller(x.nc, x.js, consumer)
 	if err != nil {
 		return fmt.Errorf("pull: %w", err)
 	}
-	defer messages.Stop()
-	stop := context.AfterFunc(ctx, messages.Stop)
-	defer stop()
-	delivered := uint64(0)
+	defer messages.close()
 	for {
-		msg, err := messages.Next()
+		msg, seq, err := messages.next(ctx)
 		if err != nil {
 			return fmt.Errorf("pull: %w", err)
 		}
-		meta, err := msg.Metadata()
-		if err != nil {
-			return fmt.Errorf("pull: %w", err)
-		}
-		if delivered++; meta.Sequence.Consumer != delivered {
-			return fmt.Errorf("pull: message %d came as number %d", delivered, meta.Sequence.Consumer)
-		}
-		seq := meta.Sequence.Stream
 		if seq > x.end.Load() {
 			x.end.Store(seq)
 		}
@@ -117,9 +106,9 @@ func (x *shard) read(ctx context.Context) error {
 			}
 		}
 		if x.trace.tracer == nil {
-			x.apply(seq, msg.Subject(), msg.Data())
+			x.apply(seq, msg.Subject, msg.Data)
 		} else {
-			x.applyTraced(seq, msg.Subject(), msg.Headers(), msg.Data())
+			x.applyTraced(seq, msg.Subject, msg.Header, msg.Data)
 		}
 	}
 }
@@ -173,7 +162,7 @@ func (x *shard) restart(created time.Time, first, last uint64) {
 		p.instances = old.instances
 		e.set(name, p)
 	}
-	x.sources, x.others = map[event.Source]*source{}, map[string]*source{}
+	x.sources, x.writers = map[event.Source]*source{}, map[string]*source{}
 	x.era.Store(e)
 	x.advance(max(first, 1) - 1)
 }

@@ -42,7 +42,7 @@ type shard struct {
 
 	// The reader's own.
 	dec     event.Decoder
-	others  map[string]*source // sources that are not in the share, by subject
+	writers map[string]*source // sources by subject
 	trace   tracing
 	created time.Time // of the stream that the position is in
 	target  uint64    // sequence to be reached before answers are true
@@ -62,7 +62,7 @@ func newShard(nc *nats.Conn, js jetstream.JetStream, cfg Config, number int, opt
 		waiters: map[*waiter]struct{}{},
 		absent:  map[event.Source]time.Time{},
 		gone:    map[event.Source]bool{},
-		others:  map[string]*source{},
+		writers: map[string]*source{},
 	}
 	if cfg.Log.Shards > 1 {
 		x.at = fmt.Sprintf(" in shard %d", number)

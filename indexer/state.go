@@ -85,6 +85,7 @@ type source struct {
 	based       bool      // its state has a beginning in the log
 	asked       time.Time // when a checkpoint was asked for last
 
+	listed  bool      // it is registered, as of the last look
 	home    uint32    // rank whose engine names this one
 	hasHome bool      //
 	gone    bool      // its worker was registered, and is no longer
@@ -122,7 +123,7 @@ func (s *source) outlived(incarnation uint64, f func(*source)) {
 
 // answered tells whether a source is one to answer with.
 func (s *source) answered() bool {
-	return s.part.served && s.registered() && !s.diverged && !s.ignored
+	return s.part.served && s.listed && !s.diverged && !s.ignored
 }
 
 // show has queries see a source if it is one to answer with.
@@ -213,6 +214,7 @@ func (x *shard) review(p *partition, instance string) {
 	p.index.Update(x.now().position.Load(), func(w prefix.Writer) {
 		for s := range p.sources {
 			if s.name.Instance == instance {
+				s.listed = s.registered()
 				s.show(w)
 			}
 		}

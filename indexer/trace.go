@@ -44,7 +44,7 @@ func newTracing(provider trace.TracerProvider) tracing {
 // applyTraced is apply for a record that may name a span.
 func (x *shard) applyTraced(seq uint64, subject string, h nats.Header, data []byte) {
 	parent, ok := event.Traced(h)
-	if !ok || x.others[subject] != nil {
+	if s := x.writers[subject]; !ok || s != nil && !s.part.served {
 		x.apply(seq, subject, data)
 		return
 	}

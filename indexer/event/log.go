@@ -168,3 +168,17 @@ func (l Log) Check(ctx context.Context, js jetstream.JetStream) error {
 	}
 	return nil
 }
+
+// APIPrefix returns what the subjects of JetStream's API begin with.
+func APIPrefix(js jetstream.JetStream) string {
+	o := js.Options()
+	switch {
+	case o.Domain != "":
+		return "$JS." + o.Domain + ".API."
+	case o.APIPrefix != "" && o.APIPrefix[len(o.APIPrefix)-1] != '.':
+		return o.APIPrefix + "."
+	case o.APIPrefix != "":
+		return o.APIPrefix
+	}
+	return jetstream.DefaultAPIPrefix
+}
