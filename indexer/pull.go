@@ -41,7 +41,8 @@ func newPuller(nc *nats.Conn, js jetstream.JetStream, consumer jetstream.Consume
 		msgs:    make(chan *nats.Msg, 2*pullBatch), // with room for what is said beside messages
 	}
 	var err error
-	if p.sub, err = nc.ChanSubscribe(nc.NewRespInbox(), p.msgs); err != nil {
+	// Not NewRespInbox: the library would take each message for a reply too.
+	if p.sub, err = nc.ChanSubscribe(nc.NewInbox(), p.msgs); err != nil {
 		return nil, err
 	}
 	p.status = nc.StatusChanged(nats.CONNECTED)

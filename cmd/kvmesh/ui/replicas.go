@@ -107,7 +107,7 @@ func (c comparedAt) MarshalJSON() ([]byte, error) {
 
 func (u *UI) serveReplicas(w http.ResponseWriter, r *http.Request) {
 	out := replicasView{Replicas: []replicaView{}, Compared: []comparedAt{}, Equal: true}
-	inbox := nats.NewInbox()
+	inbox := u.nc.NewInbox()
 	sub, err := u.nc.SubscribeSync(inbox)
 	if err == nil {
 		defer sub.Unsubscribe()
