@@ -60,6 +60,7 @@ Changes nothing. Exits with 1 if something has to be mended.`,
 	f.StringVar(&o.NATS, "nats", "nats://127.0.0.1:4222", "URL of the NATS servers; empty: leave them out")
 	auth.add(f)
 	f.IntVar(&o.Replicas, "replicas", 1, "how many NATS servers are to keep the log")
+	f.IntVar(&o.Shards, "log-shards", 0, "how many streams the log is to be in; 0: as many as it is in")
 	f.StringVar(&o.Server, "server", "", "URL of an indexer to look at; empty: none")
 	f.StringVar(&o.Token, "token", "", "its bearer token")
 	f.IntVar(&o.Ranks, "ranks", 0, "data-parallel ranks that engines will have; 0: those that are registered")

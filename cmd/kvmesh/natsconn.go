@@ -16,6 +16,8 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/spf13/pflag"
+
+	"github.com/kvmesh/kvmesh/indexer/event"
 )
 
 // natsFlags are which NATS to use.
@@ -23,6 +25,7 @@ type natsFlags struct {
 	url      string
 	listen   string
 	replicas int
+	shards   int
 	auth     natsAuth
 }
 
@@ -35,6 +38,7 @@ func (n *natsFlags) add(flags *pflag.FlagSet, embedded bool) {
 	}
 	n.auth.add(flags)
 	flags.IntVar(&n.replicas, "replicas", 1, "how many NATS servers keep the log and the catalog, should they have to be made")
+	flags.IntVar(&n.shards, "log-shards", 1, fmt.Sprintf("how many streams the log is in, 1 to %d; the same for all bridges and indexers, and not to be changed while there is a log", event.MaxShards))
 }
 
 // connect connects to NATS, to the embedded server if there is one. It does not

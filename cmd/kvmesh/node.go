@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -217,6 +218,10 @@ func (n *node) complete(flags *pflag.FlagSet) error {
 	n.bridge.ID, n.bridge.Media, n.bridge.OnGap = n.id, media, bridge.GapPolicy(n.onGap)
 	n.bridge.ZMTP.MaxMessage = max(n.bridge.ZMTP.MaxMessage, n.bridge.ZMTP.MaxFrame)
 	n.bridge.Replicas, n.index.Replicas = n.nats.replicas, n.nats.replicas
+	shards := n.nats.shards
+	if n.bridge.Log.Shards, n.index.Log.Shards = shards, shards; n.index.Log.Validate() != nil {
+		return located(flags, "log-shards", strconv.Itoa(shards), fmt.Errorf("--log-shards is %d: want 1 to %d", shards, event.MaxShards))
+	}
 	if n.withRead {
 		if n.index.Share, err = event.ParseShare(n.models); err != nil {
 			return located(flags, "models", "", fmt.Errorf("--models: %w", err))
@@ -240,6 +245,9 @@ func (n *node) complete(flags *pflag.FlagSet) error {
 func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, listener net.Listener, workers []event.Worker) error {
 	js, err := n.nats.auth.jetstream(nc)
 	if err != nil {
+		return err
+	}
+	if err := n.checkLog(ctx, nc, js, log); err != nil {
 		return err
 	}
 	registry := prometheus.NewRegistry()
@@ -314,6 +322,24 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 	stopLate()
 	rest.Wait()
 	return err
+}
+
+// checkLog tells whether the log that is there is split otherwise. If NATS can't be
+// reached now, whoever opens the log finds out.
+func (n *node) checkLog(ctx context.Context, nc *nats.Conn, js jetstream.JetStream, log *slog.Logger) error {
+	if !nc.IsConnected() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	err := n.index.Log.Check(ctx, js)
+	if errors.Is(err, event.ErrLog) {
+		return err
+	}
+	if err != nil {
+		log.Debug("not known yet how the log is split", "error", err)
+	}
+	return nil
 }
 
 // shutdown has an HTTP server finish the requests that it is at, for 5 s.

@@ -69,6 +69,20 @@ func (l Log) Name(shard int) string {
 	return fmt.Sprintf("%s-%d-%d", l.Stream, l.Shards, shard)
 }
 
+// LogOf returns the Log that has a stream of the given name as one of its own; ok is
+// false if DefaultLog has not, however it is split.
+func LogOf(name string) (l Log, ok bool) {
+	l = DefaultLog()
+	if name == l.Stream {
+		return l, true
+	}
+	shard := 0
+	if n, _ := fmt.Sscanf(name, l.Stream+"-%d-%d", &l.Shards, &shard); n != 2 || l.Shards < 2 || l.Validate() != nil || l.Name(shard) != name {
+		return Log{}, false
+	}
+	return l, shard < l.Shards
+}
+
 // StreamOf returns the name of the stream that has a source.
 func (l Log) StreamOf(s Source) string { return l.Name(l.Shard(s)) }
 
@@ -151,18 +165,13 @@ func (l Log) Check(ctx context.Context, js jetstream.JetStream) error {
 	for shard := range l.Shards {
 		own[l.Name(shard)] = true
 	}
-	list := js.StreamNames(ctx, jetstream.WithStreamListSubject(subjectPrefix+".>"))
-	var other []string
-	for name := range list.Name() {
-		if !own[name] {
-			other = append(other, name)
-		}
+	there, err := LogStreams(ctx, js)
+	if err != nil {
+		return err
 	}
-	if err := list.Err(); err != nil {
-		return fmt.Errorf("streams of the log: %w", err)
-	}
+	other := slices.DeleteFunc(there, func(name string) bool { return own[name] })
 	if len(other) > 0 {
-		return fmt.Errorf("%w: --log-shards is %d here, whose streams are named like %s, but %s has records too: "+
+		return fmt.Errorf("%w: --log-shards is %d here, which is for streams named like %s, but there is %s: "+
 			"give all bridges and indexers the number that the log was made with, or see \"Splitting the log\" in docs/operations.md",
 			ErrLog, l.Shards, l.Name(0), strings.Join(other, ", "))
 	}
@@ -181,4 +190,18 @@ func APIPrefix(js jetstream.JetStream) string {
 		return o.APIPrefix
 	}
 	return jetstream.DefaultAPIPrefix
+}
+
+// LogStreams returns the names of all streams that take records, of whatever log.
+func LogStreams(ctx context.Context, js jetstream.JetStream) ([]string, error) {
+	list := js.StreamNames(ctx, jetstream.WithStreamListSubject(subjectPrefix+".>"))
+	var names []string
+	for name := range list.Name() {
+		names = append(names, name)
+	}
+	if err := list.Err(); err != nil {
+		return nil, fmt.Errorf("streams of the log: %w", err)
+	}
+	slices.Sort(names)
+	return names, nil
 }

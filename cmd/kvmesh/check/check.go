@@ -47,6 +47,8 @@ type Options struct {
 	Domain  string
 	// Replicas is how many NATS servers are to keep the log.
 	Replicas int
+	// Shards is in how many streams the log is to be; 0: in as many as it is.
+	Shards int
 	// Server is the URL of an indexer; empty: none.
 	Server, Token string
 	// Workers are looked at beside those of the catalog.

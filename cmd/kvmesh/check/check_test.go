@@ -245,6 +245,37 @@ func TestStreamFindings(t *testing.T) {
 	}
 }
 
+// A log in several streams is looked at one by one. Streams of logs that are split
+// otherwise are told of.
+func TestSplitLog(t *testing.T) {
+	t.Parallel()
+	s := startNATS(t, nil)
+	_, js := connect(t, s)
+	split := event.Log{Stream: "KV", Shards: 3}
+	add := func(l event.Log, shard int, change func(*jetstream.StreamConfig)) {
+		t.Helper()
+		config := l.Config(shard, 1)
+		if change != nil {
+			change(&config)
+		}
+		if _, err := js.CreateStream(t.Context(), config); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add(split, 0, nil)
+	add(split, 2, func(c *jetstream.StreamConfig) { c.MaxAge = time.Hour })
+	expect(t, run(t, Options{NATS: s.ClientURL()}), want{OK, "log", "stream KV-3-0: 0 records", ""}, want{OK, "log", "stream KV-3-1: not there yet", ""},
+		want{Fail, "log", "stream KV-3-2: records go by age", "nats stream edit KV-3-2 --max-age=-1"})
+	expect(t, run(t, Options{NATS: s.ClientURL(), Shards: 2}), want{Fail, "log", "stream KV-3-0: it is of a log in 3 streams, where one in 2 is wanted", "--log-shards"})
+	add(event.Log{Stream: "KV", Shards: 2}, 1, nil)
+	expect(t, run(t, Options{NATS: s.ClientURL()}), want{Fail, "log", "of a log in", "--log-shards"})
+	expect(t, run(t, Options{NATS: s.ClientURL(), Shards: 3}), want{Fail, "log", "stream KV-2-1: it is of a log in 2 streams", "--log-shards"})
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "ARCHIVE", Subjects: []string{"kv.archive.>"}}); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, run(t, Options{NATS: s.ClientURL()}), want{Fail, "log", "stream ARCHIVE: it takes records", ""})
+}
+
 // A server whose clock is wrong, a log without leader and a listener that failed: a
 // NATS server without JetStream, behind which this test answers.
 func TestClockLeaderAndListeners(t *testing.T) {
@@ -264,6 +295,7 @@ func TestClockLeaderAndListeners(t *testing.T) {
 		}
 	}
 	answer("$JS.API.INFO", func() any { return map[string]any{"limits": map[string]any{"max_storage": -1, "max_streams": -1}} })
+	answer("$JS.API.STREAM.NAMES", func() any { return map[string]any{"total": 1, "streams": []string{"KV"}} })
 	answer("$JS.API.STREAM.INFO.KV", func() any {
 		return jetstream.StreamInfo{Config: event.DefaultLog().Config(0, 1), TimeStamp: time.Now().Add(90 * time.Minute),
 			Cluster: &jetstream.ClusterInfo{Name: "c", Replicas: []*jetstream.PeerInfo{{Name: "nats-2", Offline: true, Lag: 7}}}}

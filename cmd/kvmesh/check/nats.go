@@ -19,7 +19,6 @@ import (
 )
 
 const (
-	logStream = "KV"
 	// wantPayload is the largest record that a bridge makes.
 	wantPayload = 512 << 10
 	// wantClock is how far clocks may be apart.
@@ -140,21 +139,70 @@ func size(n int64) string {
 	return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
 }
 
-// log looks at the stream and its clock.
+// log looks at the streams of the log, and NATS's clock.
 func (c *checker) log(ctx context.Context, js jetstream.JetStream) {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	asked := time.Now()
-	stream, err := js.Stream(ctx, logStream)
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		c.add(OK, "log", "stream "+logStream, "", "not there yet: the first bridge or indexer makes it")
+	log, ok := c.whichLog(ctx, js)
+	if !ok {
 		return
 	}
+	clock := false
+	for shard := range log.Shards {
+		want := log.Config(shard, c.Replicas)
+		at := "stream " + want.Name
+		asked := time.Now()
+		stream, err := js.Stream(ctx, want.Name)
+		if errors.Is(err, jetstream.ErrStreamNotFound) {
+			c.add(OK, "log", at, "", "not there yet: the first bridge or indexer makes it")
+			continue
+		}
+		if err != nil {
+			c.add(Fail, "log", at, "", "%v", err)
+			continue
+		}
+		info := stream.CachedInfo()
+		if !clock {
+			clock = true
+			c.clock(info, asked)
+		}
+		c.config(&info.Config, &want)
+		c.copies(info)
+		c.add(OK, "log", at, "", "%d records, %s, %d sources, sequences %d to %d", info.State.Msgs, size(int64(info.State.Bytes)), info.State.NumSubjects,
+			info.State.FirstSeq, info.State.LastSeq)
+	}
+}
+
+// whichLog finds out in how many streams the log is.
+func (c *checker) whichLog(ctx context.Context, js jetstream.JetStream) (log event.Log, ok bool) {
+	log = event.DefaultLog()
+	if c.Shards > 0 {
+		log.Shards = c.Shards
+	}
+	names, err := event.LogStreams(ctx, js)
 	if err != nil {
-		c.add(Fail, "log", "stream "+logStream, "", "%v", err)
-		return
+		c.add(Fail, "log", "all", "", "%v", err)
+		return log, false
 	}
-	info := stream.CachedInfo()
+	const fix = "give all bridges and indexers the --log-shards that the log was made with, and delete the streams that they don't use"
+	for i, name := range names {
+		found, known := event.LogOf(name)
+		switch {
+		case !known:
+			c.add(Fail, "log", "stream "+name, "have it take other subjects, or delete it", "it takes records (kv.>), and is none of the log's")
+			return log, false
+		case i == 0 && c.Shards == 0:
+			log = found
+		case found != log:
+			c.add(Fail, "log", "stream "+name, fix, "it is of a log in %d streams, where one in %d is wanted", found.Shards, log.Shards)
+			return log, false
+		}
+	}
+	return log, true
+}
+
+// clock compares NATS's clock with this machine's.
+func (c *checker) clock(info *jetstream.StreamInfo, asked time.Time) {
 	middle := asked.Add(time.Since(asked) / 2)
 	if off := info.TimeStamp.Sub(middle).Round(time.Millisecond); off.Abs() > wantClock {
 		c.add(Fail, "clock", "NATS", "have both machines follow NTP (timedatectl set-ntp true): incarnations of engines are told apart by time",
@@ -162,17 +210,12 @@ func (c *checker) log(ctx context.Context, js jetstream.JetStream) {
 	} else {
 		c.add(OK, "clock", "NATS", "", "the server's clock is within %v of this one", max(off.Abs(), time.Since(asked).Round(time.Millisecond)))
 	}
-	c.config(&info.Config)
-	c.copies(info)
-	c.add(OK, "log", "stream "+logStream, "", "%d records, %s, %d sources, sequences %d to %d", info.State.Msgs, size(int64(info.State.Bytes)), info.State.NumSubjects,
-		info.State.FirstSeq, info.State.LastSeq)
 }
 
 // config looks at a stream's configuration.
-func (c *checker) config(have *jetstream.StreamConfig) {
-	want := event.DefaultLog().Config(0, c.Replicas)
-	at := "stream " + logStream
-	edit := func(flags string) string { return "nats stream edit " + logStream + " " + flags }
+func (c *checker) config(have, want *jetstream.StreamConfig) {
+	at := "stream " + want.Name
+	edit := func(flags string) string { return "nats stream edit " + want.Name + " " + flags }
 	if have.Storage != want.Storage {
 		c.add(Warn, "log", at, "delete the stream while bridges run: they make it again, and write checkpoints", "it is kept in memory: a restart of NATS empties it")
 	}
@@ -199,7 +242,7 @@ func (c *checker) copies(info *jetstream.StreamInfo) {
 	if info.Cluster == nil {
 		return
 	}
-	at := "stream " + logStream
+	at := "stream " + info.Config.Name
 	if info.Cluster.Leader == "" {
 		c.add(Fail, "log", at, "start the NATS servers that are down: a majority has to be up", "it has no leader")
 	}
