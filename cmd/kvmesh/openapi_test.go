@@ -184,6 +184,7 @@ func TestOpenAPIIsTrue(t *testing.T) {
 	d.unregister()
 	d.notReady()
 	d.elsewhere()
+	d.split()
 	d.complete()
 }
 

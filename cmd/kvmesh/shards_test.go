@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -31,10 +32,12 @@ type splitMesh struct {
 	workers []string // flags
 }
 
-func newSplitMesh(t *testing.T, shards int, models ...string) *splitMesh {
+// newSplitMesh starts NATS, and an engine for each model. ring is how many batches each
+// can send again; 0: many.
+func newSplitMesh(t *testing.T, shards, ring int, models ...string) *splitMesh {
 	m := &splitMesh{t: t, shards: shards, nats: startNATS(t)}
 	for i, model := range models {
-		e, err := mock.NewEngine(mock.Options{ReplayEndpoint: "tcp://127.0.0.1:0"})
+		e, err := mock.NewEngine(mock.Options{ReplayEndpoint: "tcp://127.0.0.1:0", Ring: ring})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -153,7 +156,7 @@ func (m *splitMesh) agree(urls ...string) {
 // TestSplitLog runs a bridge and two indexers with a log in three streams. Both
 // kinds are killed and started again.
 func TestSplitLog(t *testing.T) {
-	m := newSplitMesh(t, 3, "m", "m", "m", "m", "m", "m")
+	m := newSplitMesh(t, 3, 0, "m", "m", "m", "m", "m", "m")
 	bridge := func() *spawned {
 		args := []string{"bridge", "--nats", m.nats, "--id", "edge", "--log-shards", "3", "--model", "m", "--lease-ttl", "2s"}
 		for _, w := range m.workers {
@@ -331,10 +334,174 @@ func (m *splitMesh) tail(url string) {
 	}
 }
 
+// digests returns what an indexer holds, by instance, and fails for losses.
+func (m *splitMesh) digests(url string) map[string]string {
+	m.t.Helper()
+	out := map[string]string{}
+	for _, v := range m.get(http.MethodGet, url+"/digest", nil, 200)["sources"].([]any) {
+		s := v.(map[string]any)
+		out[s["instance_id"].(string)] = fmt.Sprint(s["digest"], s["diverged"])
+	}
+	var workers []struct {
+		Instance  string `json:"instance_id"`
+		Listeners map[string]struct {
+			Uncertain bool
+			Gaps      int
+		}
+	}
+	if err := json.Unmarshal(mustAsk(m.t, http.MethodGet, url+"/workers", nil), &workers); err != nil {
+		m.t.Fatal(err)
+	}
+	for _, w := range workers {
+		if l := w.Listeners["0"]; l.Uncertain || l.Gaps > 0 {
+			m.t.Errorf("%s: %+v", w.Instance, l)
+		}
+	}
+	return out
+}
+
+// TestReshard changes how many streams the log is in, also where that was
+// interrupted. Engines could not say again what is in the log, and it is kept.
+func TestReshard(t *testing.T) {
+	m := newSplitMesh(t, 1, 3, "m", "m", "m", "m", "m", "m")
+	nc, err := nats.Connect(m.nats)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// up runs a deployment until down is called.
+	up := func() (url string, down func()) {
+		t.Helper()
+		shards := fmt.Sprint(m.shards)
+		args := []string{"bridge", "--nats", m.nats, "--id", "edge", "--log-level", "warn", "--log-shards", shards, "--model", "m"}
+		for _, w := range m.workers {
+			args = append(args, "--worker", w)
+		}
+		_, stopBridge := begin(t, args...)
+		addr := freeAddr(t)
+		_, stopIndexer := begin(t, "indexer", "--nats", m.nats, "--id", "x", "--http", addr, "--log-level", "warn", "--log-shards", shards)
+		url = "http://" + addr
+		eventually(t, "kvmesh indexer is ready", func() bool {
+			status, _, err := ask(http.MethodGet, url+"/ready", nil)
+			return err == nil && status == http.StatusOK
+		})
+		for _, e := range m.engines {
+			if err := e.WaitSubscribers(t.Context(), 1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return url, func() { stopBridge(); stopIndexer() }
+	}
+	url, down := up()
+	m.publish(20)
+	m.settle(url)
+	for _, shards := range []int{3, 2, 1} {
+		before := m.digests(url)
+		down()
+		from, to := event.Log{Stream: "KV", Shards: m.shards}, event.Log{Stream: "KV", Shards: shards}
+		if shards == 2 { // an attempt that was interrupted while it copied
+			for shard := range from.Shards {
+				config := from.Config(shard, 1)
+				config.Subjects = from.Aside(shard)
+				if _, err := js.UpdateStream(t.Context(), config); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for shard := range to.Shards {
+				if _, err := js.CreateStream(t.Context(), to.Config(shard, 1)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := js.Publish(t.Context(), to.Subject(m.sources[0]), []byte("half")); err != nil {
+				t.Fatal(err)
+			}
+			for _, l := range []event.Log{from, to} {
+				if err := l.Check(t.Context(), js); !errors.Is(err, event.ErrLog) {
+					t.Errorf("half of a log in %d streams may be opened: %v", l.Shards, err)
+				}
+			}
+		}
+		out, err := command(t, "reshard", "--nats", m.nats, "--log-shards", fmt.Sprint(shards))
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		mustContain(t, out, fmt.Sprintf("in %d streams now", shards))
+		names, err := event.LogStreams(t.Context(), js)
+		if err != nil || len(names) != shards {
+			t.Fatalf("streams %v, %v", names, err)
+		}
+		m.shards = shards
+		m.streams()
+		url, down = up()
+		m.settle(url)
+		if after := m.digests(url); !reflect.DeepEqual(after, before) {
+			t.Errorf("in %d streams: %v, before %v", shards, after, before)
+		}
+		m.publish(3)
+		m.settle(url)
+	}
+	m.digests(url)
+	down()
+
+	// One that was interrupted while it deleted goes on with that.
+	from, to := event.Log{Stream: "KV", Shards: 3}, event.Log{Stream: "KV", Shards: 1}
+	config := to.Config(0, 1)
+	config.Metadata = map[string]string{"kvmesh.copied": from.Name(0)}
+	if _, err := js.UpdateStream(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	config = from.Config(2, 1)
+	config.Subjects = from.Aside(2)
+	if _, err := js.CreateStream(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := command(t, "reshard", "--nats", m.nats); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	m.streams()
+	if out, err := command(t, "reshard", "--nats", m.nats); err != nil || !strings.Contains(out, "nothing to do") {
+		t.Errorf("again: %v\n%s", err, out)
+	}
+}
+
+// TestReshardEmbedded does it to the files of kvmesh serve.
+func TestReshardEmbedded(t *testing.T) {
+	m := newSplitMesh(t, 2, 3, "m", "m", "m")
+	dir := t.TempDir()
+	args := []string{"--model", "m"}
+	for _, w := range m.workers {
+		args = append(args, "--worker", w)
+	}
+	p := spawnServe(t, dir, args...)
+	for _, e := range m.engines {
+		if err := e.WaitSubscribers(t.Context(), 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.publish(10)
+	m.settle(p.url)
+	before := m.digests(p.url)
+	p.stop(t)
+	if out, err := command(t, "reshard", "--data-dir", dir, "--log-shards", "2"); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	p = spawnServe(t, dir, append(args, "--log-shards", "2")...)
+	m.settle(p.url)
+	if after := m.digests(p.url); !reflect.DeepEqual(after, before) {
+		t.Errorf("%v, before %v", after, before)
+	}
+	m.agree(p.url)
+	p.stop(t)
+}
+
 // Indexers that hold some models each pass on what the other one holds, also where
 // the log is in several streams.
 func TestSplitLogElsewhere(t *testing.T) {
-	m := newSplitMesh(t, 2, "a", "b", "a", "b")
+	m := newSplitMesh(t, 2, 0, "a", "b", "a", "b")
 	for i, s := range m.sources {
 		begin(t, "bridge", "--nats", m.nats, "--id", fmt.Sprint("edge", i), "--log-level", "warn", "--log-shards", "2", "--model", s.Model, "--worker", m.workers[i])
 	}
@@ -363,5 +530,29 @@ func TestSplitLogElsewhere(t *testing.T) {
 		if reply := m.get(http.MethodPost, other+"/query", m.query(i, "min_log_seq", 1), 400); !strings.Contains(reply["error"].(string), "min_log_seqs") {
 			t.Errorf("%v", reply)
 		}
+	}
+}
+
+// split asks a server whose log is in two streams.
+func (d *described) split() {
+	d.t.Helper()
+	d.url = startServe(d.t, "--log-shards", "2", "--http-token", apiToken)
+	d.call("POST", "/workers", map[string]any{"worker_id": "s", "model_name": "sel", "endpoint": "http://s", "block_size": 4, "kv_events_endpoint": "tcp://" + freeAddr(d.t)}, 201)
+	prompt := map[string]any{"model_name": "sel", "token_ids": []int{1, 2, 3, 4}}
+	eventually(d.t, "the worker is known", func() bool { return len(d.call("GET", "/workers?model_name=sel", nil, 200).([]any)) == 1 })
+	at := at(d.call("GET", "/ready", nil, 200), "log_seqs")
+	for path, content := range map[string]string{"/query": `"token_ids":[1,2,3,4]`, "/query_by_hash": `"block_hashes":[1]`} {
+		seqs, err := json.Marshal(at)
+		if err != nil {
+			d.t.Fatal(err)
+		}
+		d.call("POST", path, `{"model_name":"sel",`+content+`,"min_log_seqs":`+string(seqs)+`}`, 200)
+		d.call("POST", path, `{"model_name":"sel",`+content+`,"min_log_seq":1}`, 400)
+	}
+	for _, path := range []string{"/digest", "/dump", "/peers"} {
+		d.call("GET", path, nil, 200)
+	}
+	for _, path := range []string{"/select", "/select_and_reserve", "/overlap_scores"} {
+		d.call("POST", path, prompt, 200)
 	}
 }

@@ -17,6 +17,10 @@ import (
 // subjectPrefix is the first token of every subject of the log.
 const subjectPrefix = "kv"
 
+// aside is what the subjects of streams begin with that are put aside: their records
+// are being copied to those of another Log, and they take none.
+const aside = "kvmesh.aside."
+
 // MaxShards is the most streams that a log may be split into.
 const MaxShards = 64
 
@@ -172,7 +176,7 @@ func (l Log) Check(ctx context.Context, js jetstream.JetStream) error {
 	other := slices.DeleteFunc(there, func(name string) bool { return own[name] })
 	if len(other) > 0 {
 		return fmt.Errorf("%w: --log-shards is %d here, which is for streams named like %s, but there is %s: "+
-			"give all bridges and indexers the number that the log was made with, or see \"Splitting the log\" in docs/operations.md",
+			"give all bridges and indexers the number that the log was made with, or change that with kvmesh reshard",
 			ErrLog, l.Shards, l.Name(0), strings.Join(other, ", "))
 	}
 	return nil
@@ -192,16 +196,23 @@ func APIPrefix(js jetstream.JetStream) string {
 	return jetstream.DefaultAPIPrefix
 }
 
-// LogStreams returns the names of all streams that take records, of whatever log.
+// Aside returns the subjects of a shard's stream that is put aside. Nobody opens a
+// log while there is one.
+func (l Log) Aside(shard int) []string { return []string{aside + l.Name(shard)} }
+
+// LogStreams returns the names of all streams that take records, of whatever log, and
+// of those that are put aside.
 func LogStreams(ctx context.Context, js jetstream.JetStream) ([]string, error) {
-	list := js.StreamNames(ctx, jetstream.WithStreamListSubject(subjectPrefix+".>"))
 	var names []string
-	for name := range list.Name() {
-		names = append(names, name)
-	}
-	if err := list.Err(); err != nil {
-		return nil, fmt.Errorf("streams of the log: %w", err)
+	for _, subjects := range []string{subjectPrefix + ".>", aside + ">"} {
+		list := js.StreamNames(ctx, jetstream.WithStreamListSubject(subjects))
+		for name := range list.Name() {
+			names = append(names, name)
+		}
+		if err := list.Err(); err != nil {
+			return nil, fmt.Errorf("streams of the log: %w", err)
+		}
 	}
 	slices.Sort(names)
-	return names, nil
+	return slices.Compact(names), nil
 }
