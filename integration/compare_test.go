@@ -58,7 +58,7 @@ func (s *script) compare() error {
 		return nil
 	}
 	have := map[event.Source]indexer.SourceInfo{}
-	sources, seq := x.Sources()
+	sources, at := x.Sources()
 	for _, info := range sources {
 		have[info.Source] = info
 	}
@@ -70,7 +70,7 @@ func (s *script) compare() error {
 			source := a.worker.Source
 			source.Rank = rank
 			if got, want := have[source].Digests, digests(s.truth.Source(source.Instance, rank, a.profile)); got != want {
-				return fmt.Errorf("%s/%d (%s, profile %q) at log seq %d: digests %v, want %v", source.Instance, rank, a.dialect, a.profile, seq, got, want)
+				return fmt.Errorf("%s/%d (%s, profile %q) at %v: digests %v, want %v", source.Instance, rank, a.dialect, a.profile, at, got, want)
 			}
 			if have[source].Diverged {
 				return fmt.Errorf("%s/%d: diverged", source.Instance, rank)
@@ -89,7 +89,7 @@ func (s *script) compare() error {
 			return err
 		}
 		if got := rows(&a); !reflect.DeepEqual(got, want) {
-			return fmt.Errorf("prompt %d at log seq %d: answer %v, want %v", i, a.LogSeq, got, want)
+			return fmt.Errorf("prompt %d at %v: answer %v, want %v", i, a.Position, got, want)
 		}
 		if !p.Pairs && s.rng.IntN(5) == 0 {
 			if err := s.ask(p, want); err != nil {
@@ -102,8 +102,9 @@ func (s *script) compare() error {
 
 // ask asks over HTTP.
 func (s *script) ask(p model.Prompt, want map[string]model.Row) error {
+	at := s.mesh.index.Position()
 	body, err := json.Marshal(map[string]any{"model_name": s.model.Model, "token_ids": p.Tokens, "lora_name": p.LoRA, "cache_salt": p.Salt,
-		"min_log_seq": s.mesh.index.Position().LogSeq})
+		"min_log_seq": at.LogSeq, "min_log_seqs": at.LogSeqs})
 	if err != nil {
 		return err
 	}

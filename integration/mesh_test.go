@@ -87,6 +87,7 @@ type mesh struct {
 	t       testing.TB
 	log     *slog.Logger
 	nats    *hub.Hub
+	records event.Log
 	dir     string
 	admin   *part
 	catalog *replica.Catalog
@@ -119,13 +120,14 @@ func (h *heard) of(s event.Source) (event.Header, uint64) {
 	return h.headers[s], h.seqs[s]
 }
 
-// newMesh starts a NATS server and a catalog.
-func newMesh(t testing.TB, log *slog.Logger) (*mesh, error) {
+// newMesh starts a NATS server and a catalog. The log will be in so many streams.
+func newMesh(t testing.TB, log *slog.Logger, shards int) (*mesh, error) {
 	dir, err := os.MkdirTemp("", "kvmesh-test-")
 	if err != nil {
 		return nil, err
 	}
-	m := &mesh{t: t, log: log, dir: dir, nats: hub.New(filepath.Join(dir, "nats"), 0), workers: map[event.Source]event.Worker{}}
+	m := &mesh{t: t, log: log, dir: dir, nats: hub.New(filepath.Join(dir, "nats"), 0), workers: map[event.Source]event.Worker{}, records: event.DefaultLog()}
+	m.records.Shards = shards
 	if err := m.nats.Start(); err != nil {
 		return nil, err
 	}
@@ -162,6 +164,7 @@ func (m *mesh) startBridge(change func(*bridge.Config)) error {
 	m.bridges++
 	id := fmt.Sprintf("bridge-%d", m.bridges)
 	cfg := bridgeConfig(id)
+	cfg.Log = m.records
 	if change != nil {
 		change(&cfg)
 	}
@@ -196,6 +199,7 @@ func (m *mesh) crashBridge() {
 
 func (m *mesh) startIndexer(change func(*indexer.Config)) error {
 	cfg := indexer.Default()
+	cfg.Log = m.records
 	cfg.CheckInterval = 50 * time.Millisecond
 	if change != nil {
 		change(&cfg)
@@ -244,20 +248,25 @@ func (m *mesh) unregister(s event.Source) error {
 	})
 }
 
-// stream returns the stream of the log.
-func (m *mesh) stream(ctx context.Context) (jetstream.Stream, error) {
-	return m.admin.js.Stream(ctx, event.DefaultLog().Name(0))
+// stream returns a stream of the log.
+func (m *mesh) stream(ctx context.Context, shard int) (jetstream.Stream, error) {
+	return m.admin.js.Stream(ctx, m.records.Name(shard))
 }
 
 // listing lists the records of the log.
 func (m *mesh) listing() string {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	stream, err := m.stream(ctx)
-	if err != nil {
-		return err.Error()
+	out := ""
+	for shard := range m.records.Shards {
+		stream, err := m.stream(ctx, shard)
+		if err != nil {
+			out += err.Error() + "\n"
+			continue
+		}
+		out += listLog(ctx, stream)
 	}
-	return listLog(ctx, stream)
+	return out
 }
 
 // observer tells a bridge of the catalog.

@@ -117,7 +117,7 @@ func (s *script) begin(t *testing.T) (err error) {
 	if s.rng.IntN(4) == 0 {
 		s.onGap = bridge.ResetOnGap
 	}
-	if s.mesh, err = newMesh(t, s.log); err != nil {
+	if s.mesh, err = newMesh(t, s.log, 1+2*s.rng.IntN(2)); err != nil {
 		return err
 	}
 	for i := range 1 + s.rng.IntN(3) {
@@ -473,24 +473,27 @@ func (s *script) purge() error {
 			return err
 		}
 	}
-	last := uint64(0)
-	if err := retry(func(ctx context.Context) error {
-		stream, err := s.mesh.stream(ctx)
-		if errors.Is(err, jetstream.ErrStreamNotFound) {
-			return nil
-		}
-		if err != nil {
+	lasts := make([]uint64, s.mesh.records.Shards)
+	for shard := range lasts {
+		if err := retry(func(ctx context.Context) error {
+			stream, err := s.mesh.stream(ctx, shard)
+			if errors.Is(err, jetstream.ErrStreamNotFound) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			lasts[shard] = stream.CachedInfo().State.LastSeq
+			return stream.Purge(ctx)
+		}); err != nil {
 			return err
 		}
-		last = stream.CachedInfo().State.LastSeq
-		return stream.Purge(ctx)
-	}); err != nil {
-		return err
 	}
+	last := func(a *actor) uint64 { return lasts[s.mesh.records.Shard(a.worker.Source)] }
 	if !up {
 		for _, a := range s.actors {
 			a.recount()
-			a.after = last
+			a.after = last(a)
 		}
 		return nil
 	}
@@ -500,7 +503,7 @@ func (s *script) purge() error {
 		}
 	}
 	for _, a := range s.actors {
-		if !eventually(func() bool { _, seq := s.mesh.heard.of(a.worker.Source); return seq > last }) {
+		if !eventually(func() bool { _, seq := s.mesh.heard.of(a.worker.Source); return seq > last(a) }) {
 			return fmt.Errorf("%s/%d is not in the log again after a purge", a.worker.Instance, a.worker.Rank)
 		}
 	}

@@ -386,6 +386,7 @@ func TestLargeReplyOverNATS(t *testing.T) {
 	w := newWorld(t, options{room: 64 << 10})
 	w.register(at("w0", 0))
 	w.store(at("w0", 0), event.Device, locals(prompt(1, 1)), 0, 1)
+	w.until("applied", func() bool { return w.index.Position().LogSeq >= w.lastSeq }) // else replies are short
 	entry := `{"block_hashes":[` + strconv.FormatUint(locals(prompt(1, 1))[0], 10) + `]},`
 	ask := ask{path: "kvmesh.query_by_hash.", overNATS: true, body: []byte(`{"queries":[` + strings.Repeat(entry, 1000) + `{}]}`)}
 	w.refused("a batch", withType(w.asked(ask)), 413, "too_large")

@@ -35,6 +35,7 @@ type deployment struct {
 	indexers []*process
 	paths    [][]*link // of each bridge, and then of each indexer, to each node
 	askers   []*asker
+	log      event.Log
 	history  *history
 
 	publishing func() // stops it
@@ -54,6 +55,8 @@ func deploy(t *testing.T, seed uint64, n size, change func(*natsConfig)) *deploy
 	binary := filepath.Join(dir, "kvmesh")
 	d := &deployment{t: t, rng: rand.New(rand.NewPCG(seed, 7)), dir: t.TempDir(), client: &http.Client{Transport: &http.Transport{}}}
 	t.Cleanup(d.client.CloseIdleConnections)
+	d.log = event.DefaultLog()
+	d.log.Shards = []int{1, 1, 3}[seed%3]
 	d.prompts = model.Prompts(model.PromptOptions{Seed: seed, BlockSize: blockSize, N: 12, Spaced: 4})
 	d.nodes, d.addrs = natsNodes(t, d.dir, n.nodes, change)
 	for _, p := range d.nodes {
@@ -71,7 +74,7 @@ func deploy(t *testing.T, seed uint64, n size, change func(*natsConfig)) *deploy
 			addrs = append(addrs, l.addr())
 		}
 		d.paths = append(d.paths, path)
-		return []string{"--nats", urls(addrs), "--replicas", fmt.Sprint(n.nodes)}
+		return []string{"--nats", urls(addrs), "--replicas", fmt.Sprint(n.nodes), "--log-shards", fmt.Sprint(d.log.Shards)}
 	}
 	for i := range n.bridges {
 		name := fmt.Sprint("b", i)
@@ -88,7 +91,7 @@ func deploy(t *testing.T, seed uint64, n size, change func(*natsConfig)) *deploy
 		p.start()
 	}
 	var stop func()
-	d.history, stop = record(t, urls(d.addrs))
+	d.history, stop = record(t, urls(d.addrs), d.log)
 	d.recording = stop
 	t.Cleanup(stop)
 	d.register()
@@ -280,12 +283,12 @@ func (d *deployment) recorded() {
 		defer done()
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
-		stream, err := js.Stream(ctx, "KV")
-		if err != nil {
-			return false
+		for shard, h := range d.history.shards {
+			stream, err := js.Stream(ctx, d.log.Name(shard))
+			if err != nil || h.reached() < stream.CachedInfo().State.LastSeq {
+				return false
+			}
 		}
-		d.history.mu.Lock()
-		defer d.history.mu.Unlock()
-		return d.history.seq >= stream.CachedInfo().State.LastSeq
+		return true
 	})
 }

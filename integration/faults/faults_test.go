@@ -152,22 +152,20 @@ func (d *deployment) purge() {
 	defer done()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	stream, err := js.Stream(ctx, "KV")
-	if err != nil {
-		return
+	for shard, h := range d.history.shards {
+		stream, err := js.Stream(ctx, d.log.Name(shard))
+		if err != nil {
+			return
+		}
+		last := stream.CachedInfo().State.LastSeq
+		await(d.t, "the history has what is purged", func() bool { return h.reached() >= last })
+		if err := stream.Purge(ctx, jetstream.WithPurgeSequence(last+1)); err != nil {
+			d.t.Logf("%s not purged before %d: %v", d.log.Name(shard), last, err)
+		}
+		h.mu.Lock()
+		h.purged = append(h.purged, last)
+		h.mu.Unlock()
 	}
-	last := stream.CachedInfo().State.LastSeq
-	await(d.t, "the history has what is purged", func() bool {
-		d.history.mu.Lock()
-		defer d.history.mu.Unlock()
-		return d.history.seq >= last
-	})
-	if err := stream.Purge(ctx, jetstream.WithPurgeSequence(last+1)); err != nil {
-		d.t.Logf("not purged before %d: %v", last, err)
-	}
-	d.history.mu.Lock()
-	d.history.purged = append(d.history.purged, last)
-	d.history.mu.Unlock()
 }
 
 // deleteBuckets takes away what bridges have agreed on, and who is registered:

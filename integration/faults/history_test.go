@@ -2,12 +2,13 @@ package faults
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"math"
 	"net/http"
 	"reflect"
 	"slices"
@@ -19,12 +20,20 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/integration/feed"
 	"github.com/kvmesh/kvmesh/integration/model"
 )
 
-// history is all that was ever in the log, whatever was purged since.
+// history is all that was ever in the log, stream by stream.
 type history struct {
+	log    event.Log
+	shards []*shard
+}
+
+// shard is all that was ever in one stream of the log, whatever was purged since.
+type shard struct {
+	stream   string
 	mu       sync.Mutex
 	messages []message
 	seq      uint64
@@ -40,7 +49,7 @@ type message struct {
 }
 
 // record writes the history until stop is called.
-func record(t *testing.T, url string) (*history, func()) {
+func record(t *testing.T, url string, log event.Log) (*history, func()) {
 	t.Helper()
 	nc, err := nats.Connect(url, nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond), nats.RetryOnFailedConnect(true), nats.ReconnectBufSize(-1))
 	if err != nil {
@@ -50,25 +59,29 @@ func record(t *testing.T, url string) (*history, func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &history{}
+	h := &history{log: log}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() {
-		for ctx.Err() == nil {
-			h.read(ctx, js)
-			select {
-			case <-time.After(20 * time.Millisecond):
-			case <-ctx.Done():
+	for i := range log.Shards {
+		s := &shard{stream: log.Name(i)}
+		h.shards = append(h.shards, s)
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				s.read(ctx, js)
+				select {
+				case <-time.After(20 * time.Millisecond):
+				case <-ctx.Done():
+				}
 			}
-		}
-	})
+		})
+	}
 	return h, sync.OnceFunc(func() { cancel(); wg.Wait(); nc.Close() })
 }
 
-func (h *history) read(ctx context.Context, js jetstream.JetStream) error {
+func (h *shard) read(ctx context.Context, js jetstream.JetStream) error {
 	opening, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	consumer, err := js.CreateConsumer(opening, "KV", jetstream.ConsumerConfig{
+	consumer, err := js.CreateConsumer(opening, h.stream, jetstream.ConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: h.seq + 1,
 		AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: 5 * time.Second,
 	})
@@ -102,11 +115,18 @@ func (h *history) read(ctx context.Context, js jetstream.JetStream) error {
 	}
 }
 
-// answer is an answer that says of itself for which log sequence it is true.
+// reached returns the log sequence up to which the stream was read.
+func (h *shard) reached() uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.seq
+}
+
+// answer is an answer that says of itself for which position it is true.
 type answer struct {
 	of     string
 	prompt int
-	seq    uint64
+	at     event.Position
 	rows   map[string]model.Row
 }
 
@@ -149,7 +169,7 @@ func (a *asker) ask(ctx context.Context, prompt int) (answer, error) {
 		return answer{}, err
 	}
 	var reply struct {
-		LogSeq    uint64 `json:"log_seq"`
+		event.PositionJSON
 		Instances map[string]struct {
 			Longest int            `json:"longest_matched"`
 			GPU     int            `json:"gpu"`
@@ -161,7 +181,7 @@ func (a *asker) ask(ctx context.Context, prompt int) (answer, error) {
 	if err := call(ctx, a.client, http.MethodPost, a.url+"/query", body, &reply); err != nil {
 		return answer{}, err
 	}
-	out := answer{of: a.name, prompt: prompt, seq: reply.LogSeq, rows: map[string]model.Row{}}
+	out := answer{of: a.name, prompt: prompt, at: reply.Position(), rows: map[string]model.Row{}}
 	for name, r := range reply.Instances {
 		out.rows[name] = model.Row{GPU: r.GPU, CPU: r.CPU, Disk: r.Disk, Longest: r.Longest, DP: r.DP}
 	}
@@ -194,45 +214,69 @@ func call(ctx context.Context, client *http.Client, method, url string, body []b
 	return json.Unmarshal(data, into)
 }
 
-// judge compares every answer with what the history says at the sequence that the
+// judge compares every answer with what the history says at the position that the
 // answer claims.
 func (h *history) judge(t *testing.T, prompts []model.Prompt, answers []answer) {
 	t.Helper()
-	if h.missed > 0 {
-		t.Errorf("%d records were purged before the test had read them: it can't say much", h.missed)
+	var states []map[uint64]model.State // of each shard, by log sequence
+	seqs := 0
+	for i, s := range h.shards {
+		claimed := map[uint64]bool{}
+		for _, a := range answers {
+			claimed[a.at.Seq(i)] = true
+		}
+		states = append(states, s.states(t, h.reader(), claimed))
+		seqs += len(claimed)
 	}
-	slices.SortStableFunc(answers, func(a, b answer) int { return cmp.Compare(a.seq, b.seq) })
-	log := feed.NewReader()
-	wrong, at, next := 0, map[uint64]bool{}, 0
-	var state model.State
+	wrong := 0
 	for _, a := range answers {
-		if !at[a.seq] {
-			for next < len(h.messages) && h.messages[next].seq <= a.seq {
-				m := h.messages[next]
-				next++
-				if err := log.Apply(m.seq, m.subject, m.data); err != nil && !h.excused(m, err) {
-					t.Errorf("the log breaks its rules: %v", err)
-				}
-			}
-			at[a.seq], state = true, stateOf(log)
+		state := model.State{BlockSize: blockSize, Held: map[model.Rank]map[model.Tier]map[uint64]bool{}}
+		for i := range h.shards { // each source is in one
+			maps.Copy(state.Held, states[i][a.at.Seq(i)].Held)
 		}
 		if want := state.Answer(prompts[a.prompt].Locals); !reflect.DeepEqual(a.rows, want) {
 			if wrong++; wrong < 5 {
-				t.Errorf("%s: prompt %d at log seq %d: answer %v, want %v", a.of, a.prompt, a.seq, a.rows, want)
+				t.Errorf("%s: prompt %d at %v: answer %v, want %v", a.of, a.prompt, a.at, a.rows, want)
 			}
 		}
 	}
-	for _, m := range h.messages[next:] {
-		if err := log.Apply(m.seq, m.subject, m.data); err != nil && !h.excused(m, err) {
-			t.Errorf("the log breaks its rules: %v", err)
+	t.Logf("%d answers at %d log sequences of %d streams, %d wrong", len(answers), seqs, len(h.shards), wrong)
+}
+
+// reader returns a reader that has read nothing.
+func (h *history) reader() *feed.Reader {
+	r := feed.NewReader()
+	r.Log = h.log
+	return r
+}
+
+// states returns what the sources of a shard held at the claimed log sequences, and
+// checks the rules of all records.
+func (h *shard) states(t *testing.T, log *feed.Reader, claimed map[uint64]bool) map[uint64]model.State {
+	t.Helper()
+	if h.missed > 0 {
+		t.Errorf("%s: %d records were purged before the test had read them: it can't say much", h.stream, h.missed)
+	}
+	out, next := map[uint64]model.State{}, 0
+	apply := func(to uint64) {
+		for ; next < len(h.messages) && h.messages[next].seq <= to; next++ {
+			m := h.messages[next]
+			if err := log.Apply(m.seq, m.subject, m.data); err != nil && !h.excused(m, err) {
+				t.Errorf("the log breaks its rules: %v", err)
+			}
 		}
 	}
-	t.Logf("%d answers at %d of %d log sequences, %d wrong", len(answers), len(at), h.seq, wrong)
+	for _, seq := range slices.Sorted(maps.Keys(claimed)) {
+		apply(seq)
+		out[seq] = stateOf(log)
+	}
+	apply(math.MaxUint64)
+	return out
 }
 
 // excused tells whether a record may break a rule: in a log that was purged a
 // bridge writes the state anew, once, with all that it had not written before.
-func (h *history) excused(m message, err error) bool {
+func (h *shard) excused(m message, err error) bool {
 	purge := uint64(0)
 	for _, p := range h.purged {
 		if p < m.seq {
@@ -264,11 +308,13 @@ func stateOf(log *feed.Reader) model.State {
 
 // losses tells what the history says about losses.
 func (h *history) losses() string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	log := feed.NewReader()
-	for _, m := range h.messages {
-		log.Apply(m.seq, m.subject, m.data)
+	log := h.reader()
+	for _, s := range h.shards {
+		s.mu.Lock()
+		for _, m := range s.messages {
+			log.Apply(m.seq, m.subject, m.data)
+		}
+		s.mu.Unlock()
 	}
 	var out strings.Builder
 	for _, s := range log.Sources() {
