@@ -220,15 +220,19 @@ func (r *resharding) copyShard(ctx context.Context, stream jetstream.Stream) (n 
 	if err != nil {
 		return 0, err
 	}
-	for left := int(consumer.CachedInfo().NumPending); left > 0; {
-		got, err := consumer.Fetch(min(left, copyBatch), jetstream.FetchMaxWait(patienceOfNATS), jetstream.FetchHeartbeat(time.Second))
+	for left := consumer.CachedInfo().NumPending; left > 0; { // may get less faster than it is copied: indexers purge
+		got, err := consumer.Fetch(int(min(left, copyBatch)), jetstream.FetchMaxWait(5*time.Second), jetstream.FetchHeartbeat(time.Second))
 		if err != nil {
 			return n, err
 		}
 		var stored []jetstream.PubAckFuture
-		came := 0
+		came := false
 		for msg := range got.Messages() {
-			came++
+			meta, err := msg.Metadata()
+			if err != nil {
+				return n, err
+			}
+			came, left = true, meta.NumPending
 			source, err := r.from.Parse(msg.Subject())
 			if err != nil {
 				fmt.Fprintf(r.out, "left out: %v\n", err)
@@ -243,10 +247,9 @@ func (r *resharding) copyShard(ctx context.Context, stream jetstream.Stream) (n 
 		if err := got.Error(); err != nil {
 			return n, err
 		}
-		if came == 0 {
+		if !came {
 			return n, errors.New("no record came")
 		}
-		left -= came
 		for _, f := range stored {
 			select {
 			case <-f.Ok():

@@ -22,12 +22,12 @@ func PositionOf(seqs []uint64) Position {
 	return Position{LogSeqs: seqs}
 }
 
-// Seq returns the log sequence of a shard.
+// Seq returns the log sequence of a shard; 0 if the log has none of that number.
 func (p Position) Seq(shard int) uint64 {
-	if len(p.LogSeqs) == 0 {
-		return p.LogSeq
+	if shard < len(p.LogSeqs) {
+		return p.LogSeqs[shard]
 	}
-	return p.LogSeqs[shard]
+	return p.LogSeq
 }
 
 // Zero tells whether it is before everything.
