@@ -180,7 +180,7 @@ func (o *oracle) check(s *feed.Source) error {
 		if s.Records == 1 {
 			o.gaps = 0
 		}
-		o.state.Reset()
+		o.state.Restart()
 	}
 	o.seen = len(s.Gaps)
 	switch {

@@ -37,6 +37,8 @@ type lane struct {
 	sent    mark          // the last batch that was taken
 	touched bool          // the batch being applied has events for this lane
 	due     bool          // a checkpoint is asked for
+	base    *base         // to be written before all else; nil: nothing
+	ended   bool          // it writes no more
 
 	checkpointAt uint64 // log sequence of the first chunk of the last checkpoint
 
@@ -95,18 +97,41 @@ func (n *lane) mark(m mark) {
 	n.signal()
 }
 
-// reset empties the source. What was not taken yet is void with it.
+// base is what a source begins a life with, if that is not nothing: a checkpoint.
+type base struct {
+	header event.Header
+	chunks []residency.Chunk
+}
+
+// reset empties the source, but for what outlives an engine that starts again. What
+// was not taken yet is void with it.
 func (n *lane) reset(reason string) {
-	n.state.Reset()
 	n.recalled = mark{}
 	n.ops.Reset()
 	n.marks = n.marks[:0]
+	n.base = nil
 	if reason != event.ReasonGap {
 		n.sent = mark{} // batch numbers start again
 	}
+	if reason == event.ReasonRestart && n.state.Restart() {
+		n.base = &base{n.header(nil), n.chunks()}
+		n.signal()
+		return
+	}
+	n.state.Reset()
 	n.ops.Add(func(b []byte) []byte { return event.AppendReset(b, reason) })
 	n.tellHome(&n.ops)
 	n.mark(mark{})
+}
+
+// chunks returns the chunks of a checkpoint of the state as it is.
+func (n *lane) chunks() []residency.Chunk {
+	var tail residency.Ops
+	if n == n.l.home {
+		n.l.history(&tail)
+	}
+	n.tellHome(&tail)
+	return n.state.Checkpoint(n.l.b.maxMessage()/2, &tail)
 }
 
 // tellHome appends whose engine it is that names the lane's rank, if that is
@@ -128,8 +153,11 @@ func (n *lane) signal() {
 func (n *lane) backlog() int { return n.flying + len(n.ops.Buf) }
 
 // outstanding returns the lowest number of a batch that is not acknowledged. A
-// reset stands before all of them.
+// reset stands before all of them, and so does what is left by one.
 func (n *lane) outstanding() (seq uint64, ok bool) {
+	if n.base != nil {
+		return 0, true
+	}
 	if n.flying > 0 {
 		return n.first, true
 	}
@@ -143,7 +171,10 @@ func (n *lane) outstanding() (seq uint64, ok bool) {
 // wait for the other lanes.
 func (n *lane) allowed() int {
 	count := len(n.marks)
-	if n != n.l.home {
+	switch {
+	case n.held():
+		return 0
+	case n != n.l.home:
 		return count
 	}
 	for _, other := range n.l.lanes[1:] {
@@ -155,6 +186,12 @@ func (n *lane) allowed() int {
 		}
 	}
 	return count
+}
+
+// held tells whether all else waits: for what the source begins a life with, and at
+// the home lane for that of the others.
+func (n *lane) held() bool {
+	return n.base != nil || n == n.l.home && slices.ContainsFunc(n.l.lanes[1:], func(other *lane) bool { return other.base != nil })
 }
 
 // take takes as many operations out of the queue as fit a record of max bytes,
@@ -252,7 +289,7 @@ func (n *lane) landed() {
 // run publishes until ctx ends, and then what is left until the Bridge's stop
 // timeout. It returns why it could not go on.
 func (n *lane) run(ctx context.Context) error {
-	defer func() { n.log.traced(context.Cause(ctx)) }() // if a record is in flight still
+	defer n.end(ctx)
 	for {
 		select {
 		case <-n.wake:
@@ -265,6 +302,15 @@ func (n *lane) run(ctx context.Context) error {
 	}
 }
 
+// end is called when the lane writes no more. A record may be in flight still.
+func (n *lane) end(ctx context.Context) {
+	n.log.traced(context.Cause(ctx))
+	n.l.mu.Lock()
+	n.ended = true
+	n.l.mu.Unlock()
+	n.wakeHome()
+}
+
 // finish publishes what is left when the listener stops, and leaves a
 // checkpoint, so that whoever starts next need not read the history. What waits of
 // a worker that is gone for good is void.
@@ -275,7 +321,7 @@ func (n *lane) finish(ctx context.Context) error {
 		return nil
 	}
 	err := n.flush(ctx)
-	for err == nil && n.othersFirst() {
+	for err == nil && n.othersFirst() && !n.othersEnded() {
 		select {
 		case <-n.wake:
 			err = n.flush(ctx)
@@ -311,6 +357,9 @@ func (n *lane) step(ctx context.Context) (more bool, err error) {
 	if n.othersFirst() {
 		return false, nil // it is woken again
 	}
+	if base := n.baseDue(); base != nil {
+		return true, n.begin(ctx, base)
+	}
 	if n.checkpointDue() {
 		return true, n.checkpoint(ctx)
 	}
@@ -321,19 +370,51 @@ func (n *lane) step(ctx context.Context) (more bool, err error) {
 	return true, n.publish(ctx, record, h)
 }
 
-// othersFirst tells whether the home lane has to wait for the other lanes before
-// it writes to a log that began anew: what it writes says that they are there.
+// othersFirst tells whether the home lane has to wait for the other lanes: before
+// it writes to a log that began anew, because what it writes says that they are
+// there, and before it begins a life, because that makes void what they have of
+// the one before.
 func (n *lane) othersFirst() bool {
 	n.l.mu.Lock()
 	defer n.l.mu.Unlock()
-	return n.log.anew && n == n.l.home && slices.ContainsFunc(n.l.lanes[1:], func(other *lane) bool { return other.due })
+	return n == n.l.home && slices.ContainsFunc(n.l.lanes[1:], func(other *lane) bool {
+		return n.log.anew && other.due || other.base != nil
+	})
+}
+
+// othersEnded tells whether there is none to wait for.
+func (n *lane) othersEnded() bool {
+	n.l.mu.Lock()
+	defer n.l.mu.Unlock()
+	return !slices.ContainsFunc(n.l.lanes[1:], func(other *lane) bool { return !other.ended })
+}
+
+// baseDue returns what is to be written before all else.
+func (n *lane) baseDue() *base {
+	n.l.mu.Lock()
+	defer n.l.mu.Unlock()
+	return n.base
+}
+
+// begin publishes what the source begins a life with.
+func (n *lane) begin(ctx context.Context, b *base) error {
+	if err := n.write(ctx, b.chunks, b.header); err != nil {
+		return err
+	}
+	n.l.mu.Lock()
+	if n.base == b { // else there is a newer life
+		n.base = nil
+	}
+	n.l.mu.Unlock()
+	n.wakeHome()
+	return nil
 }
 
 // checkpointDue tells whether a checkpoint is to be written now.
 func (n *lane) checkpointDue() bool {
 	n.l.mu.Lock()
 	defer n.l.mu.Unlock()
-	if !n.due && n.log.bytes < max(n.l.b.cfg.CheckpointBytes, 4*n.log.checkpointBytes) {
+	if n.held() || !n.due && n.log.bytes < max(n.l.b.cfg.CheckpointBytes, 4*n.log.checkpointBytes) {
 		return false
 	}
 	return n.allowed() == len(n.marks) // everything that was applied is in it
@@ -357,13 +438,8 @@ func (n *lane) checkpoint(ctx context.Context) error {
 		record, last = n.takeLocked(n.log.record[:0], limit)
 	}
 	var chunks []residency.Chunk
-	if len(n.marks) == 0 { // what is in the state is in the log, or in the record
-		var tail residency.Ops
-		if n == n.l.home {
-			n.l.history(&tail)
-		}
-		n.tellHome(&tail)
-		chunks = n.state.Checkpoint(limit/2, &tail)
+	if len(n.marks) == 0 && !n.held() { // what is in the state is in the log, or in the record
+		chunks = n.chunks()
 	}
 	h := n.header(nil)
 	n.l.mu.Unlock()
@@ -375,6 +451,28 @@ func (n *lane) checkpoint(ctx context.Context) error {
 	if chunks == nil {
 		return nil // it is still due
 	}
+	if err := n.write(ctx, chunks, h); err != nil {
+		return err
+	}
+	n.l.mu.Lock()
+	n.due = false
+	n.l.mu.Unlock()
+	n.wakeHome()
+	return nil
+}
+
+// wakeHome has the home lane look again whether it may write.
+func (n *lane) wakeHome() {
+	n.l.mu.Lock()
+	home := n.l.home
+	n.l.mu.Unlock()
+	if n != home {
+		home.signal()
+	}
+}
+
+// write publishes the chunks of a checkpoint.
+func (n *lane) write(ctx context.Context, chunks []residency.Chunk, h event.Header) error {
 	total, at := 0, uint64(0)
 	for i, c := range chunks {
 		record := event.AppendRecord(n.log.record[:0], h, c.Count, c.Ops)
@@ -388,12 +486,8 @@ func (n *lane) checkpoint(ctx context.Context) error {
 	}
 	n.log.bytes, n.log.checkpointBytes, n.log.anew = total, total, false
 	n.l.mu.Lock()
-	n.due, n.checkpointAt = false, at
-	home := n.l.home
+	n.checkpointAt = at
 	n.l.mu.Unlock()
-	if n != home {
-		home.signal()
-	}
 	n.l.b.metrics.checkpoints.Add(ctx, 1)
 	return nil
 }

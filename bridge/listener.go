@@ -408,19 +408,28 @@ func (l *listener) meetPublisher() bool {
 	return other
 }
 
-// restart begins a new incarnation: the engine started again, and has nothing.
+// restart begins a new incarnation: the engine started again, and has nothing but
+// what is its cache owner's.
 func (l *listener) restart(why string) {
 	l.incarnation = l.b.mint(l.incarnation)
 	l.log.Info("engine restarted", "reason", why, "incarnation", l.incarnation)
 	l.next, l.recent, l.publisher = 0, recent{}, nil
 	l.proven, l.verify = true, false
-	l.account.gaps, l.account.lost, l.account.uncertain = 0, 0, false
 	l.window.DropBefore(l.conn)
 	l.repair.restarted()
 	for _, lane := range l.lanes {
 		lane.reset(event.ReasonRestart)
 	}
+	l.forgive()
 	l.b.metrics.restarts.Add(l.ctx, 1)
+}
+
+// forgive forgets, in a new life, what was lost before, unless something is left that
+// it may have been about.
+func (l *listener) forgive() {
+	if l.home.base == nil {
+		l.account.gaps, l.account.lost, l.account.uncertain = 0, 0, false
+	}
 }
 
 // lose gives up the batches from next to last.

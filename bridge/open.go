@@ -83,17 +83,24 @@ func (l *listener) begin(lanes []*lane, p past) {
 		}
 		return
 	}
+	l.account.gaps, l.account.lost, l.account.uncertain = p.gaps, p.lost, p.gaps > 0
+	for _, n := range lanes { // the home lane is told of a new life last
+		l.incarnation = max(l.incarnation, n.incarnation)
+	}
+	for _, n := range lanes {
+		if n.incarnation != l.incarnation { // it was not told of this life
+			n.reset(event.ReasonRestart)
+		}
+	}
+	if p.incarnation != l.incarnation {
+		l.forgive()
+		return
+	}
 	if p.batches {
 		l.next = p.last + 1
 		l.recent.add(p.last, p.fingerprint)
 	}
-	for _, n := range lanes[1:] {
-		if n.incarnation != p.incarnation { // it was not told of this life
-			n.reset(event.ReasonRestart)
-		}
-	}
 	l.publisher = p.publisher
-	l.account.gaps, l.account.lost, l.account.uncertain = p.gaps, p.lost, p.gaps > 0
 }
 
 // serve runs a lane's publisher. What ends it ends the listener.
@@ -107,7 +114,9 @@ func (l *listener) serve(n *lane) {
 
 // newState returns an empty state for one of the listener's sources.
 func (l *listener) newState() *residency.State {
-	return residency.New(int(l.worker.BlockSize), l.clears(), l.b.cfg.Residency)
+	return residency.New(residency.Config{
+		BlockSize: int(l.worker.BlockSize), Clears: l.clears(), CacheOwner: l.worker.CacheOwner != "", Limits: l.b.cfg.Residency,
+	})
 }
 
 // owns tells whether it is this listener's engine that names a rank, by what the
@@ -164,8 +173,11 @@ func (l *listener) openLane(rank uint32) {
 		n := newLane(l, source, p)
 		l.mu.Lock()
 		l.lanes = append(l.lanes, n)
-		if !l.owns(p) || n.incarnation != l.incarnation {
+		switch {
+		case !l.owns(p):
 			n.reset(event.ReasonNew)
+		case n.incarnation != l.incarnation:
+			n.reset(event.ReasonRestart)
 		}
 		l.opening = false
 		l.drain()

@@ -110,10 +110,10 @@ type recall struct {
 	past    past
 	fresh   func() *residency.State
 	dec     event.Decoder
-	partial [][]byte         // records of a batch that is not complete yet
-	staged  *residency.State // of a checkpoint that is not complete yet
-	next    int              // the chunk of it to come next
-	size    int              // bytes of it
+	partial [][]byte // records of a batch that is not complete yet
+	staged  *past    // what a checkpoint that is not complete yet says
+	next    int      // the chunk of it to come next
+	size    int      // bytes of it
 	retired bool
 	damaged error // why the state is not what the records say
 }
@@ -149,7 +149,7 @@ func (r *recall) apply(data []byte) error {
 		return err
 	}
 	for r.dec.Next() {
-		if err := r.op(r.past.state); err != nil {
+		if err := r.op(&r.past); err != nil {
 			return err
 		}
 	}
@@ -165,7 +165,12 @@ func (r *recall) checkpoint(data []byte) (bool, error) {
 	}
 	chunk, chunks := r.dec.Op.Chunk, r.dec.Op.Chunks
 	if chunk == 0 {
-		r.staged, r.next, r.size = r.fresh(), 0, 0
+		p := r.past
+		p.state = r.fresh()
+		if r.dec.Header.Incarnation > p.incarnation {
+			p.newLife()
+		}
+		r.staged, r.next, r.size = &p, 0, 0
 	}
 	if r.staged == nil || chunk != r.next {
 		r.staged = nil // its beginning is missing
@@ -179,7 +184,7 @@ func (r *recall) checkpoint(data []byte) (bool, error) {
 		}
 	}
 	if r.next == chunks {
-		r.past.state, r.staged = r.staged, nil
+		r.past, r.staged = *r.staged, nil
 		r.past.bytes, r.past.checkpointBytes = r.size, r.size
 		r.damaged = nil
 		r.header()
@@ -193,15 +198,18 @@ func (r *recall) header() {
 	p.batches, p.last, p.ts, p.fingerprint = h.Batches, h.Last, h.TS, h.Fingerprint
 }
 
-// op applies one operation to a state, and to what the state does not keep.
-func (r *recall) op(state *residency.State) error {
-	p, op := &r.past, &r.dec.Op
+// newLife forgets what was the engine's before.
+func (p *past) newLife() { p.gaps, p.lost, p.publisher = 0, 0, nil }
+
+// op applies one operation to what is known.
+func (r *recall) op(p *past) error {
+	op := &r.dec.Op
 	r.retired = false
 	switch op.Kind {
 	case event.OpReset:
 		r.damaged = nil // whatever is missing before, as after a purge
 		if op.Reason != event.ReasonGap {
-			p.gaps, p.lost, p.publisher = 0, 0, nil
+			p.newLife()
 		}
 	case event.OpGap:
 		p.gaps++
@@ -213,13 +221,13 @@ func (r *recall) op(state *residency.State) error {
 	case event.OpPublisher:
 		p.publisher = append([]byte(nil), op.Publisher...)
 	case event.OpDigest:
-		if got := state.Digests(); got != op.Digests {
+		if got := p.state.Digests(); got != op.Digests {
 			return fmt.Errorf("digest is %v, the record says %v", got, op.Digests)
 		}
 	case event.OpRetired:
 		r.retired, r.damaged = true, nil
 	}
-	return state.Restore(op)
+	return p.state.Restore(op)
 }
 
 // end returns what came of it, and why the source starts anew although it has

@@ -30,7 +30,7 @@ func benchLane(b *testing.B, tracer trace.TracerProvider, n int) (*listener, [][
 	ctx, cancel := context.WithCancelCause(context.Background())
 	b.Cleanup(func() { cancel(nil) })
 	l := newListener(ctx, cancel, bridge, w)
-	l.home = newLane(l, w.Source, past{state: residency.New(16, event.AllTiers, bridge.cfg.Residency)})
+	l.home = newLane(l, w.Source, past{state: residency.New(residency.Config{BlockSize: 16, Clears: event.AllTiers, Limits: bridge.cfg.Residency})})
 	l.lanes = []*lane{l.home}
 	var payloads [][]byte
 	for i := range n {

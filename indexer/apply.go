@@ -129,15 +129,14 @@ func (x *shard) header(s *source, h *event.Header) {
 // it names.
 func (x *shard) op(w prefix.Writer, s *source, seq uint64) (blocks int) {
 	op := &x.dec.Op
-	salt := event.Salt(op.Tier, op.Owner)
 	switch op.Kind {
 	case event.OpStored:
 		x.did.stored[op.Tier]++
-		s.digests[op.Tier].Add(w.Store(s.holder, op.Tier, salt, &op.Run))
+		s.digests[op.Tier].Add(w.Store(s.holder, op.Tier, &op.Run))
 		return len(op.Locals)
 	case event.OpRemoved:
 		x.did.removed[op.Tier]++
-		s.digests[op.Tier].Sub(w.Remove(s.holder, op.Tier, salt, op.Seqs))
+		s.digests[op.Tier].Sub(w.Remove(s.holder, op.Tier, op.Seqs))
 		return len(op.Seqs)
 	case event.OpCleared:
 		for t := range event.Tier(event.Tiers) {
@@ -222,12 +221,21 @@ func (x *shard) chunk(s *source, seq uint64, data []byte) {
 		return
 	}
 	h := x.dec.Header
-	if want, ok := x.digestOf(staged[chunks-1]); ok && want == s.digests && !s.diverged {
+	anew := h.Incarnation > s.incarnation // what a cache owner kept of the life before
+	if want, ok := x.digestOf(staged[chunks-1]); ok && want == s.digests && !s.diverged && !anew {
 		x.header(s, &h)
 		return
 	}
+	var old []*source
+	if anew {
+		s.outlived(h.Incarnation, func(o *source) { old = append(old, o) })
+		s.gaps, s.lost = 0, 0
+	}
 	before := s.diverged
 	s.part.index.Update(seq, func(w prefix.Writer) {
+		for _, o := range old {
+			w.Drop(o.holder)
+		}
 		x.clear(w, s, event.AllTiers)
 		s.diverged = false
 		for _, data := range staged {
@@ -236,6 +244,9 @@ func (x *shard) chunk(s *source, seq uint64, data []byte) {
 		s.show(w)
 	})
 	x.header(s, &h)
+	for _, o := range old {
+		x.leave(o)
+	}
 	if before && !s.diverged {
 		x.log.Info("healed by a checkpoint", "instance", s.name.Instance, "rank", s.name.Rank, "log_seq", seq)
 	}
@@ -268,9 +279,8 @@ func (x *shard) restore(w prefix.Writer, s *source, seq uint64, data []byte) {
 			x.op(w, s, seq)
 			continue
 		}
-		salt := event.Salt(op.Tier, op.Owner)
 		for i := range op.Runs {
-			s.digests[op.Tier].Add(w.Store(s.holder, op.Tier, salt, &op.Runs[i]))
+			s.digests[op.Tier].Add(w.Store(s.holder, op.Tier, &op.Runs[i]))
 		}
 	}
 	if x.dec.Err() != nil {

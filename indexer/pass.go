@@ -30,6 +30,7 @@ func (x *shard) pass(name event.Source, seq uint64, subject string, data []byte)
 	more := x.dec.Next()
 	if more && x.dec.Op.Kind == event.OpCheckpoint {
 		if s.stage(x.dec.Op.Chunk, x.dec.Op.Chunks, seq, nil) != nil {
+			x.passOutlived(s, h.Incarnation, seq)
 			x.header(s, &h)
 		}
 	} else {

@@ -127,6 +127,48 @@ func TestNamedRank(t *testing.T) {
 	}
 }
 
+// TestALifeMayBeginWithWhatIsLeft: a checkpoint of a new incarnation takes effect at
+// once, at its last chunk, and is as a restart to all else.
+func TestALifeMayBeginWithWhatIsLeft(t *testing.T) {
+	w := newWorld(t, 1)
+	rng := rand.New(rand.NewPCG(3, 0))
+	home := w.writer("w", 0)
+	named := feed.NewWriter(event.Source{Model: "org/m", Group: "g", Instance: "w", Rank: 7}, home.Incarnation-1)
+	w.write(named, event.AppendRecord(nil, event.Header{Incarnation: named.Incarnation}, 1, event.AppendHome(nil, 0)))
+	named.Store(event.Device, w.locals[0], 0, len(w.locals[0]))
+	w.write(named, named.Record())
+	home.Store(event.Device, w.locals[0], 0, 3)
+	home.Store(event.Host, w.locals[0], 1, 2)
+	home.Gap(3, event.ReasonAbsent)
+	x := w.start(nil)
+	x.reach(w.write(home, home.Record()))
+	x.agrees(stateOf(home, named))
+	before := stateOf(home, named)
+	chunks := home.Restart(rng, 3, event.Host.Mask())
+	for _, chunk := range chunks[:2] {
+		x.reach(w.write(home, chunk))
+		x.agrees(before)
+	}
+	x.reach(w.write(home, chunks[2]))
+	x.agrees(stateOf(home))
+	if info, ok := x.info(home.Source); !ok || info.Gaps != 0 || info.Incarnation != home.Incarnation {
+		t.Errorf("got %+v", info)
+	}
+	// Nothing goes, but the life is a new one.
+	seq := uint64(0)
+	for _, chunk := range home.Restart(rng, 2, event.AllTiers) {
+		seq = w.write(home, chunk)
+	}
+	x.reach(seq)
+	x.agrees(stateOf(home))
+	if _, ok := x.info(named.Source); ok {
+		t.Error("the state of the engine's life before is still there")
+	}
+	y := w.start(nil)
+	y.reach(seq)
+	y.agrees(stateOf(home))
+}
+
 // TestLogIsKeptSmall has two indexers compact a log whose sources, as a bridge
 // would, write checkpoints when they are asked: it stays small, and has the whole
 // state at any time. A source whose worker is gone does not keep it from that.

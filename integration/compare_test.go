@@ -175,8 +175,8 @@ func rows(a *indexer.Answer) map[string]model.Row {
 // digests returns what a source holds, as records and indexers sum it up.
 func digests(s *model.Source) event.Digests {
 	var out event.Digests
-	sums := s.Digest(func(seq uint64, t model.Tier, owner string) uint64 {
-		return event.Mix(seq, event.Salt(event.Tier(t), owner))
+	sums := s.Digest(func(seq uint64, t model.Tier) uint64 {
+		return event.Mix(seq, event.Salt(event.Tier(t)))
 	})
 	for t, d := range maps.All(sums) {
 		out[t] = event.Digest{Count: d.Count, Sum: d.Sum}

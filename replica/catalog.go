@@ -106,6 +106,7 @@ type entry struct {
 	Topic          string            `json:"topic,omitempty"`
 	Engine         string            `json:"engine,omitempty"`
 	BlockSize      uint32            `json:"block_size"`
+	CacheOwner     string            `json:"cache_owner,omitempty"`
 	Labels         map[string]string `json:"labels,omitempty"`
 	TTL            int64             `json:"ttl_seconds,omitempty"`
 	Life           string            `json:"life,omitempty"`
@@ -114,7 +115,7 @@ type entry struct {
 func encode(w *event.Worker) ([]byte, error) {
 	return json.Marshal(entry{
 		Instance: w.Instance, IntegerID: w.IntegerID, Model: w.Model, Group: w.Group, Rank: w.Rank, Endpoint: w.Endpoint,
-		ReplayEndpoint: w.ReplayEndpoint, Topic: w.Topic, Engine: w.Engine, BlockSize: w.BlockSize, Labels: w.Labels,
+		ReplayEndpoint: w.ReplayEndpoint, Topic: w.Topic, Engine: w.Engine, BlockSize: w.BlockSize, CacheOwner: w.CacheOwner, Labels: w.Labels,
 		TTL: int64(w.TTL / time.Second), Life: w.Life,
 	})
 }
@@ -127,7 +128,7 @@ func decode(data []byte) (event.Worker, error) {
 	w := event.Worker{
 		Source:   event.Source{Model: e.Model, Group: e.Group, Instance: e.Instance, Rank: e.Rank},
 		Endpoint: e.Endpoint, ReplayEndpoint: e.ReplayEndpoint, Topic: e.Topic, Engine: e.Engine,
-		BlockSize: e.BlockSize, Labels: e.Labels, IntegerID: e.IntegerID, TTL: time.Duration(e.TTL) * time.Second,
+		BlockSize: e.BlockSize, CacheOwner: e.CacheOwner, Labels: e.Labels, IntegerID: e.IntegerID, TTL: time.Duration(e.TTL) * time.Second,
 		Life: e.Life,
 	}
 	return w, w.Validate()

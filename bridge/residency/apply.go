@@ -28,8 +28,12 @@ func next(parent, local uint64) uint64 { return hash.Next(parent, local) }
 func (s *State) Apply(ev *engine.Event, out *Ops) (Reason, int) {
 	s.emit.begin(s, out)
 	defer s.emit.flush()
+	owner, known := s.owner(ev)
+	if !known {
+		return UnknownOwner, 1
+	}
 	if ev.Kind == engine.Cleared {
-		s.clear(s.clears, owner(ev))
+		s.clear(s.cfg.Clears, owner)
 		return "", 0
 	}
 	if !s.main(ev) {
@@ -41,18 +45,34 @@ func (s *State) Apply(ev *engine.Event, out *Ops) (Reason, int) {
 	case ev.Tier == engine.TierUnknown:
 		return UnknownMedium, 1
 	case ev.Kind == engine.Removed:
-		return s.remove(ev)
+		return s.remove(ev, owner)
 	case len(ev.Hashes) == 0:
 		return NoBlocks, 1
 	case len(ev.Tokens) == 0:
-		return s.storeKnown(ev)
+		return s.storeKnown(ev, owner)
 	}
-	return s.store(ev)
+	return s.store(ev, owner)
 }
 
-// owner returns whose memory an event is about. Every owner but the engine
-// itself is told apart in the log; none is yet.
-func owner(*engine.Event) string { return "" }
+// Whose memory a block is in: the engine's, or the cache owner's.
+const (
+	engineOwner = ""
+	cacheOwner  = "kvcr"
+)
+
+// owner returns whose memory an event is about, and whether that is anybody's.
+func (s *State) owner(ev *engine.Event) (owner string, known bool) {
+	switch string(ev.Owner) {
+	case "", "framework":
+		return engineOwner, true
+	case cacheOwner:
+		if s.cfg.CacheOwner {
+			return cacheOwner, true
+		}
+		return engineOwner, true
+	}
+	return "", false
+}
 
 // group returns the KV cache group that an event is about.
 func group(ev *engine.Event) event.Group {
@@ -93,12 +113,12 @@ func (s *State) main(ev *engine.Event) bool {
 // -- stores -------------------------------------------------------------------
 
 // store applies a store that says what its blocks hold.
-func (s *State) store(ev *engine.Event) (Reason, int) {
+func (s *State) store(ev *engine.Event, owner string) (Reason, int) {
 	split, reason := s.check(ev)
 	if reason != "" {
 		return reason, 1
 	}
-	pool := s.makePool(ev.Tier, owner(ev), group(ev))
+	pool := s.makePool(ev.Tier, owner, group(ev))
 	if pool == 0 {
 		return TooManyGroups, 1
 	}
@@ -108,7 +128,7 @@ func (s *State) store(ev *engine.Event) (Reason, int) {
 	if ev.HasParent {
 		at = s.behind(&ev.Parent)
 	}
-	if !at.known() && s.parked+len(ev.Hashes) > s.limits.Parked {
+	if !at.known() && s.parked+len(ev.Hashes) > s.cfg.Limits.Parked {
 		return TooManyParked, 1
 	}
 	s.hashBlocks(ev)
@@ -137,12 +157,12 @@ func (s *State) check(ev *engine.Event) (split int, reason Reason) {
 		return 0, OwnParent
 	case s.repeats(ev.Hashes):
 		return 0, RepeatedHash
-	case ev.BlockSize <= 0 || ev.BlockSize%int64(s.blockSize) != 0 || ev.BlockSize/int64(s.blockSize) > maxSplit:
+	case ev.BlockSize <= 0 || ev.BlockSize%int64(s.cfg.BlockSize) != 0 || ev.BlockSize/int64(s.cfg.BlockSize) > maxSplit:
 		return 0, BlockSize
 	case positions%n != 0 || positions/n != ev.BlockSize:
 		return 0, TokenCount
 	}
-	return int(ev.BlockSize) / s.blockSize, ""
+	return int(ev.BlockSize) / s.cfg.BlockSize, ""
 }
 
 func equal(a, b *event.EngineHash) bool {
@@ -193,12 +213,12 @@ func (s *State) hashBlocks(ev *engine.Event) {
 	seed := hash.SeedOf(string(ev.Lora), string(ev.Salt))
 	locals := s.scratch.locals[:0]
 	if ev.MM.Empty() {
-		s.scratch.locals = hash.AppendLocals(locals, ev.Tokens, s.blockSize, ev.Over, seed)
+		s.scratch.locals = hash.AppendLocals(locals, ev.Tokens, s.cfg.BlockSize, ev.Over, seed)
 		return
 	}
 	perBlock := int(ev.BlockSize)
-	for at := 0; at+s.blockSize+ev.Over <= len(ev.Tokens); at += s.blockSize {
-		locals = append(locals, hash.Local(ev.Tokens[at:at+s.blockSize+ev.Over], seed, ev.MM.Block(at/perBlock)))
+	for at := 0; at+s.cfg.BlockSize+ev.Over <= len(ev.Tokens); at += s.cfg.BlockSize {
+		locals = append(locals, hash.Local(ev.Tokens[at:at+s.cfg.BlockSize+ev.Over], seed, ev.MM.Block(at/perBlock)))
 	}
 	s.scratch.locals = locals
 }
@@ -403,7 +423,7 @@ func (s *State) moveChildren(id uint32, children []uint32) {
 }
 
 // storeKnown applies a store that only names its blocks.
-func (s *State) storeKnown(ev *engine.Event) (Reason, int) {
+func (s *State) storeKnown(ev *engine.Event, owner string) (Reason, int) {
 	ids := s.scratch.ids[:0]
 	for i := range ev.Hashes {
 		id := s.find(&ev.Hashes[i])
@@ -413,7 +433,7 @@ func (s *State) storeKnown(ev *engine.Event) (Reason, int) {
 		ids = append(ids, id)
 	}
 	s.scratch.ids = ids
-	pool := s.makePool(ev.Tier, owner(ev), group(ev))
+	pool := s.makePool(ev.Tier, owner, group(ev))
 	if pool == 0 {
 		return TooManyGroups, 1
 	}
@@ -462,12 +482,17 @@ func (s *State) setCopies(id uint32, pool uint8, n uint32) {
 	} else {
 		s.leave(id, pool)
 	}
-	if s.resident(id) {
-		return
-	}
-	if parked { // what neither is anywhere nor has a place is not known
+	s.settleGone(id)
+}
+
+// settleGone remembers a block that lost copies, if those were its last, or
+// forgets it: what neither is anywhere nor has a place is not known.
+func (s *State) settleGone(id uint32) {
+	switch {
+	case s.resident(id):
+	case s.cells[id].flags&flagParked != 0:
 		s.forget(id)
-	} else {
+	default:
 		s.know(id)
 	}
 }
@@ -476,11 +501,10 @@ func (s *State) setCopies(id uint32, pool uint8, n uint32) {
 // a pool.
 func (s *State) enter(id uint32, pool uint8) {
 	s.emit.stored(id, pool)
-	at := s.pools[pool-1].place
-	p := &s.places[at]
+	tier := s.pools[pool-1].tier
 	for j := range uint32(s.cells[id].k) {
-		if !s.covered(id+j, at) && !s.elsewhere(id, pool, at) {
-			p.digest.Add(1, event.Mix(s.cells[id+j].seq, p.salt))
+		if !s.covered(id+j, tier) && !s.elsewhere(id, pool, tier) {
+			s.digests[tier].Add(1, event.Mix(s.cells[id+j].seq, event.Salt(tier)))
 		}
 	}
 }
@@ -488,29 +512,28 @@ func (s *State) enter(id uint32, pool uint8) {
 // leave tells them that its last copy in a pool is gone; the copies are written
 // already.
 func (s *State) leave(id uint32, pool uint8) {
-	at := s.pools[pool-1].place
-	p := &s.places[at]
-	left := !s.elsewhere(id, pool, at)
+	tier := s.pools[pool-1].tier
+	left := !s.elsewhere(id, pool, tier)
 	for j := range uint32(s.cells[id].k) {
-		gone := left && !s.covered(id+j, at)
+		gone := left && !s.covered(id+j, tier)
 		s.emit.removed(id+j, pool, gone)
 		if gone {
-			p.digest.Sub(1, event.Mix(s.cells[id+j].seq, p.salt))
+			s.digests[tier].Sub(1, event.Mix(s.cells[id+j].seq, event.Salt(tier)))
 		}
 	}
 }
 
-// elsewhere tells whether a block has a copy in another pool of a place.
-func (s *State) elsewhere(id uint32, pool, at uint8) bool {
+// elsewhere tells whether a block has a copy in another pool of a tier.
+func (s *State) elsewhere(id uint32, pool uint8, tier event.Tier) bool {
 	found := false
 	c := &s.cells[id]
 	for _, v := range c.copies {
-		if p := uint8(v >> 24); v != 0 && p != pool && s.pools[p-1].place == at {
+		if p := uint8(v >> 24); v != 0 && p != pool && s.pools[p-1].tier == tier {
 			found = true
 		}
 	}
 	if c.flags&flagSpill != 0 {
-		s.eachCopy(id, func(p uint8, _ uint32) { found = found || p != pool && s.pools[p-1].place == at })
+		s.eachCopy(id, func(p uint8, _ uint32) { found = found || p != pool && s.pools[p-1].tier == tier })
 	}
 	return found
 }
@@ -518,9 +541,9 @@ func (s *State) elsewhere(id uint32, pool, at uint8) bool {
 // -- removals -----------------------------------------------------------------
 
 // remove applies a removal, hash by hash.
-func (s *State) remove(ev *engine.Event) (Reason, int) {
+func (s *State) remove(ev *engine.Event, owner string) (Reason, int) {
 	unknown := 0
-	pool := s.findPool(ev.Tier, owner(ev), group(ev))
+	pool := s.findPool(ev.Tier, owner, group(ev))
 	for i := range ev.Hashes {
 		id := s.find(&ev.Hashes[i])
 		if id == 0 || pool == 0 {
@@ -544,45 +567,57 @@ func (s *State) remove(ev *engine.Event) (Reason, int) {
 	return "", 0
 }
 
-// clear takes an owner's copies out of some tiers.
+// clear takes an owner's copies out of some tiers. Of a tier that is the owner's
+// alone the log says that it is empty; of one where others may have blocks, what
+// went.
 func (s *State) clear(tiers event.TierMask, owner string) {
-	hit := false
-	cleared := make([]bool, len(s.pools)+1)
+	alone := tiers
 	for i := range s.pools {
-		p := &s.places[s.pools[i].place]
-		cleared[i+1] = tiers.Has(p.tier) && p.owner == owner
+		if p := &s.pools[i]; p.owner != owner {
+			alone &^= p.tier.Mask()
+		}
 	}
+	if alone != 0 && s.empty(alone) {
+		s.emit.cleared(alone, owner)
+	}
+	if alone != tiers {
+		s.drop(func(p *pool) bool { return tiers.Has(p.tier) && p.owner == owner })
+	}
+}
+
+// empty takes all copies out of some tiers, without a word to the log, and tells
+// whether there were any.
+func (s *State) empty(tiers event.TierMask) (hit bool) {
+	s.each(func(id uint32, pool uint8) {
+		if tiers.Has(s.pools[pool-1].tier) {
+			s.writeCopies(id, pool, 0)
+			hit = true
+			s.settleGone(id)
+		}
+	})
+	for t := range event.Tier(event.Tiers) {
+		if tiers.Has(t) {
+			s.digests[t] = event.Digest{}
+		}
+	}
+	return hit
+}
+
+// drop takes all copies out of some pools, one by one.
+func (s *State) drop(from func(*pool) bool) {
+	s.each(func(id uint32, pool uint8) {
+		if from(&s.pools[pool-1]) {
+			s.setCopies(id, pool, 0)
+		}
+	})
+}
+
+// each calls f for every block and pool that it has copies in. f may take those
+// away.
+func (s *State) each(f func(id uint32, pool uint8)) {
 	for id := uint32(1); id < uint32(len(s.cells)); id++ {
-		if s.cells[id].k == 0 || s.cells[id].flags&flagKnown != 0 {
-			continue
-		}
-		dropped := false
-		s.eachCopy(id, func(pool uint8, _ uint32) {
-			if cleared[pool] {
-				s.writeCopies(id, pool, 0)
-				dropped = true
-			}
-		})
-		if !dropped {
-			continue
-		}
-		hit = true
-		if s.resident(id) {
-			continue
-		}
-		if s.cells[id].flags&flagParked != 0 {
-			s.forget(id)
-		} else {
-			s.know(id)
+		if s.cells[id].k > 0 {
+			s.eachCopy(id, func(pool uint8, _ uint32) { f(id, pool) })
 		}
 	}
-	if !hit {
-		return
-	}
-	for i := range s.places {
-		if p := &s.places[i]; tiers.Has(p.tier) && p.owner == owner {
-			p.digest = event.Digest{}
-		}
-	}
-	s.emit.cleared(tiers, owner)
 }

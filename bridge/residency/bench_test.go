@@ -37,7 +37,7 @@ func BenchmarkStored64x16(b *testing.B) {
 	media, _ := engine.NewMedia(nil)
 	profile, _ := engine.ProfileOf("vllm")
 	dec := engine.NewDecoder(profile, media)
-	state := residency.New(16, event.Device.Mask(), residency.DefaultLimits())
+	state := residency.New(residency.Config{BlockSize: 16, Clears: event.Device.Mask(), Limits: residency.DefaultLimits()})
 	var batch engine.Batch
 	var out residency.Ops
 	apply := func(payload []byte) {

@@ -200,10 +200,10 @@ func (s *State) uncover(id uint32) {
 }
 
 // covered tells whether an engine block other than that of the given cell holds
-// the cell's sequence hash in a place.
-func (s *State) covered(id uint32, at uint8) bool {
+// the cell's sequence hash in a tier.
+func (s *State) covered(id uint32, tier event.Tier) bool {
 	for i := s.seqs.get(s.cells[id].seq); i != 0; i = s.cells[i].next {
-		if i != id && s.inPlace(i-uint32(s.cells[i].back), at) {
+		if i != id && s.inTier(i-uint32(s.cells[i].back), tier) {
 			return true
 		}
 	}
@@ -231,7 +231,7 @@ func (s *State) know(id uint32) {
 	}
 	s.newest = id
 	s.known++
-	for s.known > s.limits.Known {
+	for s.known > s.cfg.Limits.Known {
 		s.forget(s.oldest)
 	}
 }

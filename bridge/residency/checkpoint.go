@@ -38,8 +38,8 @@ func (s *State) Checkpoint(limit int, tail *Ops) []Chunk {
 
 // piece is one run of a checkpoint, as bytes.
 type piece struct {
-	place place
-	run   []byte
+	pool *pool
+	run  []byte
 }
 
 // pieces writes all blocks that have copies, pool by pool.
@@ -55,7 +55,7 @@ func (s *State) pieces() []piece {
 		}
 		s.chains(ids, func(run event.Run, engine []event.EngineHash) {
 			run.Group = s.pools[i].group
-			out = append(out, piece{s.places[s.pools[i].place], event.AppendRun(nil, run, engine)})
+			out = append(out, piece{&s.pools[i], event.AppendRun(nil, run, engine)})
 		})
 	}
 	return out
@@ -200,10 +200,11 @@ func pack(pieces []piece, ops *Ops, limit int) []Chunk {
 		n := 1
 		for from := 0; from < len(c.pieces); n++ {
 			to := from + 1
-			for to < len(c.pieces) && c.pieces[to].place.tier == c.pieces[from].place.tier && c.pieces[to].place.owner == c.pieces[from].place.owner {
+			p := c.pieces[from].pool
+			for to < len(c.pieces) && c.pieces[to].pool.tier == p.tier && c.pieces[to].pool.owner == p.owner {
 				to++
 			}
-			b = event.AppendCheckpoint(b, i, len(chunks), c.pieces[from].place.tier, c.pieces[from].place.owner, to-from)
+			b = event.AppendCheckpoint(b, i, len(chunks), p.tier, p.owner, to-from)
 			for _, p := range c.pieces[from:to] {
 				b = append(b, p.run...)
 			}

@@ -18,7 +18,7 @@ import (
 func TestContradictions(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 0))
-		r := &run{t: t, rng: rng, reader: reader{}}
+		r := &run{t: t, rng: rng, reader: reader{}, owned: rng.IntN(2) == 0}
 		r.state, r.restored = r.fresh(), r.fresh()
 		for i := range 60 {
 			e := nonsense(rng)
@@ -33,7 +33,11 @@ func TestContradictions(t *testing.T) {
 			if err != nil {
 				t.Fatalf("seed %d, event %d: %v", seed, i, err)
 			}
-			if rng.IntN(20) == 0 {
+			restart := rng.IntN(40) == 0
+			if restart {
+				r.state.Restart()
+			}
+			if restart || rng.IntN(20) == 0 {
 				if err := r.checkpoint(); err != nil {
 					t.Fatalf("seed %d, event %d: %v", seed, i, err)
 				}
@@ -41,7 +45,7 @@ func TestContradictions(t *testing.T) {
 			have := event.Digests{}
 			for tier, seqs := range r.reader {
 				for seq := range seqs {
-					have[tier].Add(1, event.Mix(seq, event.Salt(tier, "")))
+					have[tier].Add(1, event.Mix(seq, event.Salt(tier)))
 				}
 			}
 			if r.state.Digests() != have {
@@ -55,8 +59,14 @@ func TestContradictions(t *testing.T) {
 func nonsense(rng *rand.Rand) engine.Event {
 	names := rng.Perm(6)[:1+rng.IntN(3)]
 	e := engine.Event{Kind: engine.Stored, BlockSize: blockSize, Tier: event.Tier(rng.IntN(2))}
-	if rng.IntN(4) == 0 {
+	switch rng.IntN(16) {
+	case 0, 1, 2, 3:
 		e.Kind = engine.Removed
+	case 4:
+		e.Kind = engine.Cleared
+	}
+	if rng.IntN(3) == 0 {
+		e.Owner = []byte("kvcr")
 	}
 	for _, n := range names {
 		e.Hashes = append(e.Hashes, event.EngineHash{Bits: uint64(n + 1)})

@@ -130,7 +130,7 @@ func (e *emitter) parked(id uint32, pool uint8) {
 
 // removed tells that the last copy of an engine block in a pool is gone. It is
 // called once for each of the block's cells; gone says that nothing else holds
-// the cell's sequence hash in the pool's place.
+// the cell's sequence hash in the pool's tier.
 func (e *emitter) removed(id uint32, pool uint8, gone bool) {
 	if e.out == nil {
 		return
@@ -182,18 +182,17 @@ func (e *emitter) flush() {
 		return
 	}
 	p := &e.s.pools[e.pool-1]
-	at := &e.s.places[p.place]
 	b := e.out.Buf
 	switch e.kind {
 	case event.OpStored:
 		e.run.Locals, e.run.Group = e.hashes, p.group
-		b = event.AppendStored(b, at.tier, at.owner, e.run, e.engine)
+		b = event.AppendStored(b, p.tier, p.owner, e.run, e.engine)
 	case event.OpParked:
-		b = event.AppendParked(b, at.tier, at.owner, p.group, e.parent.hash(), e.hashes, e.engine)
+		b = event.AppendParked(b, p.tier, p.owner, p.group, e.parent.hash(), e.hashes, e.engine)
 	case event.OpRemoved:
-		b = event.AppendRemoved(b, at.tier, at.owner, e.hashes, p.group, e.engine)
+		b = event.AppendRemoved(b, p.tier, p.owner, e.hashes, p.group, e.engine)
 	case event.OpCopies:
-		b = event.AppendCopies(b, at.tier, at.owner, p.group, e.engine, e.counts)
+		b = event.AppendCopies(b, p.tier, p.owner, p.group, e.engine, e.counts)
 	}
 	e.out.Buf = b
 	e.out.end()

@@ -32,6 +32,7 @@ type run struct {
 	media   *engine.Media
 	profile engine.Profile
 	lossy   bool          // the State misses some batches
+	owned   bool          // the worker has a cache owner
 	truth   *model.Source // what the batches that it has mean
 
 	state    *residency.State
@@ -126,7 +127,7 @@ func (r *run) check() error {
 	for tier, seqs := range r.truth.Resident() {
 		t := event.Tier(tier)
 		for seq := range seqs {
-			want[t].Add(1, event.Mix(seq, event.Salt(t, "")))
+			want[t].Add(1, event.Mix(seq, event.Salt(t)))
 			if !r.reader[t][seq] {
 				return fmt.Errorf("%v block %x is missing", t, seq)
 			}
@@ -142,6 +143,17 @@ func (r *run) check() error {
 		return fmt.Errorf("digests after restoring %v, want %v", got, want)
 	}
 	return nil
+}
+
+// restart begins a new life of the engine. What the cache owner keeps is known to
+// the others by a checkpoint.
+func (r *run) restart() error {
+	r.traffic.Restart()
+	r.truth.Restart()
+	if kept := r.state.Restart(); !kept && len(r.truth.Resident()) > 0 {
+		return errors.New("nothing is kept")
+	}
+	return r.checkpoint()
 }
 
 // checkpoint replaces the reader's blocks and the restored State by what a
@@ -190,7 +202,7 @@ func (r *run) fresh() *residency.State {
 	if r.profile.ClearsOnlyDevice {
 		clears = event.Device.Mask()
 	}
-	return residency.New(blockSize, clears, residency.DefaultLimits())
+	return residency.New(residency.Config{BlockSize: blockSize, Clears: clears, CacheOwner: r.owned, Limits: residency.DefaultLimits()})
 }
 
 func newRun(t *testing.T, seed uint64) *run {
@@ -205,9 +217,11 @@ func newRun(t *testing.T, seed uint64) *run {
 		features = r.dialect.Features() | model.Everything&^(1<<16-1)
 	}
 	prompts := model.Prompts(model.PromptOptions{Seed: seed, BlockSize: blockSize, N: 4 + rng.IntN(20), Spaced: 4, Pairs: rng.IntN(6) == 0})
-	r.traffic = model.NewTraffic(model.TrafficOptions{Seed: seed, BlockSize: blockSize, Profile: profile, Events: 1 + rng.IntN(6), Features: features}, prompts)
+	r.owned = rng.IntN(2) == 0
+	r.traffic = model.NewTraffic(model.TrafficOptions{Seed: seed, BlockSize: blockSize, Profile: profile, CacheOwner: r.owned, Events: 1 + rng.IntN(6), Features: features}, prompts)
 	r.state, r.restored = r.fresh(), r.fresh()
 	r.truth, r.lossy = model.New(blockSize, profile), rng.IntN(3) == 0
+	r.truth.CacheOwner = r.owned
 	return r
 }
 
@@ -220,8 +234,12 @@ func TestAgainstTheModel(t *testing.T) {
 		r := newRun(t, seed)
 		for i := range 120 {
 			err := r.batch()
-			if err == nil && r.rng.IntN(25) == 0 {
+			switch {
+			case err != nil:
+			case r.rng.IntN(25) == 0:
 				err = r.checkpoint()
+			case r.rng.IntN(40) == 0:
+				err = r.restart()
 			}
 			if err == nil {
 				err = r.check()

@@ -10,6 +10,9 @@ const (
 	NotMain Reason = "not_main_attention"
 	// Remote: another worker holds the blocks.
 	Remote Reason = "remote"
+	// UnknownOwner: the event is about the memory of neither the engine nor a
+	// cache owner.
+	UnknownOwner Reason = "unknown_ownership"
 	// UnknownMedium: the media table does not know where the blocks are.
 	UnknownMedium Reason = "unknown_medium"
 	// NoBlocks: a store of no blocks.

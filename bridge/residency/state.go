@@ -31,9 +31,7 @@ func DefaultLimits() Limits { return Limits{Known: 16384, Parked: 16384} }
 
 // State is what one source holds.
 type State struct {
-	blockSize int
-	clears    event.TierMask
-	limits    Limits
+	cfg Config
 
 	cells []cell // arena; cell 0 is no cell
 	free  map[uint16]uint32
@@ -44,7 +42,7 @@ type State struct {
 
 	spilled map[spill]uint32 // copies that a cell has no room for
 	pools   []pool
-	places  []place
+	digests event.Digests
 
 	waiting map[engineKey][]uint32 // name of a missing parent → parked head cells
 	parents map[uint32]engineKey   // parked head cell → its parent's name
@@ -90,17 +88,12 @@ const (
 	flagSpill                    // head: has copies in State.spilled
 )
 
-// place is where index blocks are: what the log and the digests tell apart.
-type place struct {
-	tier   event.Tier
-	owner  string
-	salt   uint64
-	digest event.Digest
-}
-
-// pool is where physical copies are counted: a place and a KV cache group.
+// pool is where physical copies are counted: whose memory of a tier, and for which
+// KV cache group. A block is in a tier while any pool there has a copy: what the
+// log and the digests tell apart is tiers.
 type pool struct {
-	place uint8
+	tier  event.Tier
+	owner string
 	group event.Group
 }
 
@@ -109,37 +102,57 @@ type spill struct {
 	pool uint8
 }
 
-// New returns the State of a source that holds nothing. blockSize is the
-// index's, in tokens; clears are the tiers that an engine of this profile means
-// when it says that all blocks are cleared.
-func New(blockSize int, clears event.TierMask, limits Limits) *State {
-	s := &State{blockSize: blockSize, clears: clears, limits: limits}
+// Config is what a State has to know of its source.
+type Config struct {
+	// BlockSize is the index's, in tokens.
+	BlockSize int
+	// Clears are the tiers that the engine means when it says that all blocks
+	// are cleared.
+	Clears event.TierMask
+	// CacheOwner says that the worker has a cache owner, whose memory outlives
+	// the engine. Else all memory is the engine's own, whatever it says.
+	CacheOwner bool
+	Limits     Limits
+}
+
+// New returns the State of a source that holds nothing.
+func New(cfg Config) *State {
+	s := &State{cfg: cfg}
 	s.Reset()
 	return s
 }
 
-// Reset forgets everything: the engine restarted, or its state is given up.
+// Reset forgets everything: the state is given up.
 func (s *State) Reset() {
 	*s = State{
-		blockSize: s.blockSize,
-		clears:    s.clears,
-		limits:    s.limits,
-		cells:     make([]cell, 1, 64),
-		free:      map[uint16]uint32{},
-		groups:    map[int64]bool{},
-		scratch:   s.scratch,
+		cfg:     s.cfg,
+		cells:   make([]cell, 1, 64),
+		free:    map[uint16]uint32{},
+		groups:  map[int64]bool{},
+		scratch: s.scratch,
 	}
 }
 
-// Digests returns what the source holds, by tier.
-func (s *State) Digests() event.Digests {
-	var d event.Digests
-	for i := range s.places {
-		p := &s.places[i]
-		d[p.tier].Add(p.digest.Count, p.digest.Sum)
+// Restart forgets what goes with the engine's process: all but the cache owner's
+// blocks, and which groups are main. It tells whether anything is left. No
+// operation says what went.
+func (s *State) Restart() (kept bool) {
+	if s.cfg.CacheOwner {
+		s.emit.begin(s, nil)
+		s.drop(func(p *pool) bool { return p.owner != cacheOwner })
+		for s.oldest != 0 {
+			s.forget(s.oldest)
+		}
 	}
-	return d
+	if !s.cfg.CacheOwner || s.ints.n+len(s.names) == 0 {
+		s.Reset()
+		return false
+	}
+	return true
 }
+
+// Digests returns what the source holds, by tier.
+func (s *State) Digests() event.Digests { return s.digests }
 
 // Parked returns how many blocks wait for their parent.
 func (s *State) Parked() int { return s.parked }
@@ -156,8 +169,7 @@ const maxPools = 255
 // none.
 func (s *State) findPool(tier event.Tier, owner string, group event.Group) uint8 {
 	for i := range s.pools {
-		p := &s.pools[i]
-		if pl := &s.places[p.place]; p.group == group && pl.tier == tier && pl.owner == owner {
+		if s.pools[i] == (pool{tier, owner, group}) {
 			return uint8(i + 1)
 		}
 	}
@@ -172,17 +184,7 @@ func (s *State) makePool(tier event.Tier, owner string, group event.Group) uint8
 	if len(s.pools) == maxPools {
 		return 0
 	}
-	at := -1
-	for i := range s.places {
-		if s.places[i].tier == tier && s.places[i].owner == owner {
-			at = i
-		}
-	}
-	if at < 0 {
-		at = len(s.places)
-		s.places = append(s.places, place{tier: tier, owner: owner, salt: event.Salt(tier, owner)})
-	}
-	s.pools = append(s.pools, pool{place: uint8(at), group: group})
+	s.pools = append(s.pools, pool{tier, owner, group})
 	return uint8(len(s.pools))
 }
 
@@ -285,20 +287,20 @@ func (s *State) resident(id uint32) bool {
 	return found
 }
 
-// inPlace tells whether a block has a copy in a place.
-func (s *State) inPlace(id uint32, at uint8) bool {
+// inTier tells whether a block has a copy in a tier.
+func (s *State) inTier(id uint32, tier event.Tier) bool {
 	c := &s.cells[id]
 	if c.flags&flagKnown != 0 {
 		return false
 	}
 	for _, v := range c.copies {
-		if v != 0 && s.pools[v>>24-1].place == at {
+		if v != 0 && s.pools[v>>24-1].tier == tier {
 			return true
 		}
 	}
 	found := false
 	if c.flags&flagSpill != 0 {
-		s.eachCopy(id, func(p uint8, _ uint32) { found = found || s.pools[p-1].place == at })
+		s.eachCopy(id, func(p uint8, _ uint32) { found = found || s.pools[p-1].tier == tier })
 	}
 	return found
 }

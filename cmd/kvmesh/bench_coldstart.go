@@ -192,7 +192,7 @@ func (b *coldstartBench) write(ctx context.Context, js jetstream.JetStream, f fi
 	var feeds []*coldFeed
 	for i := range b.sources {
 		c := &coldFeed{
-			state: residency.New(16, event.AllTiers, residency.DefaultLimits()),
+			state: residency.New(residency.Config{BlockSize: 16, Clears: event.AllTiers, Limits: residency.DefaultLimits()}),
 			load:  mock.NewWorkload(mock.WorkloadOptions{Seed: uint64(i), Capacity: b.blocks}),
 		}
 		c.worker = event.Worker{Source: event.Source{Model: "m", Group: "default", Instance: fmt.Sprint("w", i)}, Endpoint: fmt.Sprint("tcp://127.0.0.1:", 1024+i), BlockSize: 16}

@@ -81,7 +81,7 @@ func dialAll(ctx context.Context, from, addr string) error {
 		if profile.ClearsOnlyDevice {
 			d.clears = event.Device.Mask()
 		}
-		d.state = residency.New(w.BlockSize, d.clears, residency.DefaultLimits())
+		d.state = residency.New(residency.Config{BlockSize: w.BlockSize, Clears: d.clears, Limits: residency.DefaultLimits()})
 		index.Update(0, func(x prefix.Writer) {
 			d.holder = x.Add(&d.source)
 			x.Show(d.holder, true)
@@ -154,12 +154,11 @@ func (d *dialledWorker) apply(frames [][]byte) error {
 	d.index.Update(0, func(x prefix.Writer) {
 		for d.dec.Next() {
 			op := &d.dec.Op
-			salt := event.Salt(op.Tier, op.Owner)
 			switch op.Kind {
 			case event.OpStored:
-				d.digests[op.Tier].Add(x.Store(d.holder, op.Tier, salt, &op.Run))
+				d.digests[op.Tier].Add(x.Store(d.holder, op.Tier, &op.Run))
 			case event.OpRemoved:
-				d.digests[op.Tier].Sub(x.Remove(d.holder, op.Tier, salt, op.Seqs))
+				d.digests[op.Tier].Sub(x.Remove(d.holder, op.Tier, op.Seqs))
 			case event.OpCleared:
 				x.Clear(d.holder, op.Tiers)
 				for t := range event.Tier(event.Tiers) {

@@ -177,7 +177,7 @@ func (b *indexBench) sharedLoad() {
 	x := prefix.New()
 	holders := members(x, blocks.Workers)
 	_, shared := b.fill(load, func(worker int, run *event.Run) {
-		b.update(x, func(w prefix.Writer) { w.Store(holders[worker], event.Device, 0, run) })
+		b.update(x, func(w prefix.Writer) { w.Store(holders[worker], event.Device, run) })
 	})
 	for x.Sweep() {
 		continue
@@ -185,7 +185,7 @@ func (b *indexBench) sharedLoad() {
 	b.figures["heap_shared8_b"] = (heap() - before) / entries
 	before = heap()
 	naive := blocks.NewNaive()
-	_, slow := b.fill(load, func(worker int, run *event.Run) { naive.Store(prefix.Holder(worker), event.Device, 0, run) })
+	_, slow := b.fill(load, func(worker int, run *event.Run) { naive.Store(prefix.Holder(worker), event.Device, run) })
 	b.figures["naive_heap_shared8_b"] = (heap() - before) / entries
 	b.pair("store_shared_mblk_s", shared.perSecond(), slow.perSecond())
 	b.queries(x, naive, load)
@@ -235,8 +235,8 @@ func (b *indexBench) wide() {
 		}
 		for from := 0; from < end; from += blocks.Piece {
 			run := p.Run(from, min(end, from+blocks.Piece))
-			b.update(x, func(w prefix.Writer) { w.Store(h, event.Device, 0, &run) })
-			naive.Store(h, event.Device, 0, &run)
+			b.update(x, func(w prefix.Writer) { w.Store(h, event.Device, &run) })
+			naive.Store(h, event.Device, &run)
 		}
 	}
 	var q prefix.Query
@@ -281,7 +281,7 @@ func (b *indexBench) clear(x *prefix.Index, holders []prefix.Holder, load *block
 		longest = append(longest, float64((<-done).Nanoseconds())/1e3)
 		for i := range blocks.PerWorker {
 			run := load.Prompt(worker, i).Run(0, blocks.Length)
-			b.update(x, func(w prefix.Writer) { w.Store(holders[worker], event.Device, 0, &run) })
+			b.update(x, func(w prefix.Writer) { w.Store(holders[worker], event.Device, &run) })
 		}
 	}
 	b.figures["clear_ms"] = percentile(took, 50)
@@ -304,9 +304,9 @@ func (b *indexBench) busy(x *prefix.Index, holders []prefix.Holder, load *blocks
 		h := holders[n/pieces%ring%len(holders)]
 		run := p.Run(from, from+blocks.Piece)
 		b.update(x, func(w prefix.Writer) {
-			w.Store(h, event.Device, 0, &run)
+			w.Store(h, event.Device, &run)
 			at := old % pieces * blocks.Piece
-			w.Remove(holders[old/pieces%len(holders)], event.Device, 0, gone.Seqs[at:at+blocks.Piece])
+			w.Remove(holders[old/pieces%len(holders)], event.Device, gone.Seqs[at:at+blocks.Piece])
 		})
 		n++
 	}
@@ -356,7 +356,7 @@ func (b *indexBench) uniqueLoad() {
 	x := prefix.New()
 	holders := members(x, blocks.Workers)
 	stored, _ := b.fill(load, func(worker int, run *event.Run) {
-		b.update(x, func(w prefix.Writer) { w.Store(holders[worker], event.Device, 0, run) })
+		b.update(x, func(w prefix.Writer) { w.Store(holders[worker], event.Device, run) })
 	})
 	for x.Sweep() {
 		continue
@@ -364,7 +364,7 @@ func (b *indexBench) uniqueLoad() {
 	b.figures["heap_unique_b"] = (heap() - before) / entries
 	before = heap()
 	naive := blocks.NewNaive()
-	slow, _ := b.fill(load, func(worker int, run *event.Run) { naive.Store(prefix.Holder(worker), event.Device, 0, run) })
+	slow, _ := b.fill(load, func(worker int, run *event.Run) { naive.Store(prefix.Holder(worker), event.Device, run) })
 	b.figures["naive_heap_unique_b"] = (heap() - before) / entries
 	b.pair("store_unique_mblk_s", stored.perSecond(), slow.perSecond())
 	var q prefix.Query
@@ -378,10 +378,10 @@ func (b *indexBench) uniqueLoad() {
 		seqs := slices.Clone(p.Seqs[from:end])
 		slices.Reverse(seqs)
 		start := time.Now()
-		b.update(x, func(w prefix.Writer) { w.Remove(holders[worker], event.Device, 0, seqs) })
+		b.update(x, func(w prefix.Writer) { w.Remove(holders[worker], event.Device, seqs) })
 		ours.add(len(seqs), start)
 		start = time.Now()
-		naive.Remove(prefix.Holder(worker), event.Device, 0, seqs)
+		naive.Remove(prefix.Holder(worker), event.Device, seqs)
 		theirs.add(len(seqs), start)
 	})
 	start := time.Now()

@@ -309,8 +309,8 @@ func (p *pipeline) verify(f figures) {
 				truth.Apply(e)
 			}
 		}
-		sums := truth.Digest(func(seq uint64, t model.Tier, owner string) uint64 {
-			return event.Mix(seq, event.Salt(event.Tier(t), owner))
+		sums := truth.Digest(func(seq uint64, t model.Tier) uint64 {
+			return event.Mix(seq, event.Salt(event.Tier(t)))
 		})
 		for t, have := range info.Digests {
 			want := sums[model.Tier(t)]

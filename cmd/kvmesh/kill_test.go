@@ -231,7 +231,7 @@ func (k *killer) same(p *spawned) {
 		want := event.Digests{}
 		for tier, seqs := range tr.Truth().Resident() {
 			for seq := range seqs {
-				want[tier].Add(1, event.Mix(seq, event.Salt(event.Tier(tier), "")))
+				want[tier].Add(1, event.Mix(seq, event.Salt(event.Tier(tier))))
 			}
 		}
 		name := fmt.Sprintf("w%d:%d", i/2, i%2)

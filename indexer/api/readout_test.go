@@ -308,7 +308,7 @@ func TestDigest(t *testing.T) {
 		var mine event.Digests
 		for i, blocks := range w.truth[partition].Held[model.Rank{Instance: s.Instance, Rank: s.Rank}] {
 			for seq := range blocks {
-				mix := event.Mix(seq, event.Salt(event.Tier(i), ""))
+				mix := event.Mix(seq, event.Salt(event.Tier(i)))
 				mine[i].Add(1, mix)
 				sums[i].Add(1, mix)
 			}

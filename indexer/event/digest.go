@@ -1,7 +1,5 @@
 package event
 
-import "github.com/kvmesh/kvmesh/indexer/hash"
-
 // Digest sums up the blocks of one source in one tier: how many there are, and
 // the wrapping sum of Mix over them. It does not depend on the order in which
 // they came, and one block more or less changes it in constant time.
@@ -16,21 +14,14 @@ func (d *Digest) Add(count, sum uint64) { d.Count += count; d.Sum += sum }
 // Sub takes blocks out.
 func (d *Digest) Sub(count, sum uint64) { d.Count -= count; d.Sum -= sum }
 
-// Digests holds one digest a tier, all owners together.
+// Digests holds one digest a tier.
 type Digests [Tiers]Digest
 
-// Salt returns what sets the blocks of a tier and an owner apart in a digest.
-// The empty owner is the engine itself.
-func Salt(tier Tier, owner string) uint64 {
-	s := (uint64(tier) + 1) * 0x9e3779b97f4a7c15
-	if owner != "" {
-		s += hash.Bytes([]byte(owner))
-	}
-	return s
-}
+// Salt returns what sets the blocks of a tier apart in a digest.
+func Salt(tier Tier) uint64 { return (uint64(tier) + 1) * 0x9e3779b97f4a7c15 }
 
 // Mix returns what a resident block adds to a digest: a bijective mix of its
-// sequence hash and the salt of its tier and owner.
+// sequence hash and the salt of its tier.
 func Mix(seq, salt uint64) uint64 {
 	x := seq + salt
 	x ^= x >> 30

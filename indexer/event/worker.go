@@ -44,6 +44,9 @@ type Worker struct {
 	// BlockSize is the block size of the index, in tokens. All workers of a
 	// partition have the same one.
 	BlockSize uint32
+	// CacheOwner is the id of the memory of the worker that outlives its
+	// engine's process; empty if there is none.
+	CacheOwner string
 	// Labels say where a worker runs and what it is, for bridges to claim
 	// it by and for selection.
 	Labels map[string]string
@@ -110,7 +113,7 @@ func (w *Worker) Validate() error {
 // last and which one it is.
 func (w *Worker) Equal(o *Worker) bool {
 	if w.Source != o.Source || w.Endpoint != o.Endpoint || w.ReplayEndpoint != o.ReplayEndpoint || w.Topic != o.Topic ||
-		w.Engine != o.Engine || w.BlockSize != o.BlockSize || len(w.Labels) != len(o.Labels) {
+		w.Engine != o.Engine || w.CacheOwner != o.CacheOwner || w.BlockSize != o.BlockSize || len(w.Labels) != len(o.Labels) {
 		return false
 	}
 	for k, v := range w.Labels {

@@ -48,7 +48,7 @@ func wideIndex() (*prefix.Index, blocks.Prompt) {
 			if i%128 == 0 {
 				run = p.Run(0, blocks.Length)
 			}
-			w.Store(h, event.Device, 0, &run)
+			w.Store(h, event.Device, &run)
 		}
 	})
 	return x, p
@@ -75,7 +75,7 @@ func sharedIndex() (*prefix.Index, *blocks.Load) {
 	load.Each(func(worker int, p *blocks.Prompt, from, end int) {
 		x.Update(1, func(w prefix.Writer) {
 			run := p.Run(from, end)
-			w.Store(holders[worker], event.Device, 0, &run)
+			w.Store(holders[worker], event.Device, &run)
 		})
 	})
 	return x, load
@@ -107,8 +107,8 @@ func BenchmarkStoreRemoveUnique(b *testing.B) {
 		p, old := &prompts[n%ring], &prompts[(n+ring/2)%ring]
 		for from := 0; from < blocks.Length; from += blocks.Piece {
 			run := p.Run(from, from+blocks.Piece)
-			x.Update(1, func(w prefix.Writer) { w.Store(h, event.Device, 0, &run) })
-			x.Update(1, func(w prefix.Writer) { w.Remove(h, event.Device, 0, old.Seqs[from:from+blocks.Piece]) })
+			x.Update(1, func(w prefix.Writer) { w.Store(h, event.Device, &run) })
+			x.Update(1, func(w prefix.Writer) { w.Remove(h, event.Device, old.Seqs[from:from+blocks.Piece]) })
 		}
 	})
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/blocks.Length, "ns/block")
@@ -127,7 +127,7 @@ func BenchmarkFillUnique(b *testing.B) {
 		load.Each(func(worker int, p *blocks.Prompt, from, end int) {
 			x.Update(1, func(w prefix.Writer) {
 				run := p.Run(from, end)
-				w.Store(holders[worker], event.Device, 0, &run)
+				w.Store(holders[worker], event.Device, &run)
 			})
 		})
 	})

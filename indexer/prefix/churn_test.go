@@ -27,10 +27,10 @@ func TestChurnOfFewBlocks(t *testing.T) {
 			t.Fatalf("a block that nobody has is held %d times", len(matches))
 		}
 		x.Update(uint64(i), func(w prefix.Writer) {
-			w.Store(h, event.Device, 0, &event.Run{Root: true, Locals: []uint64{seq}})
+			w.Store(h, event.Device, &event.Run{Root: true, Locals: []uint64{seq}})
 			if held = append(held, seq); len(held) > 2500 {
 				at := rng.IntN(len(held))
-				w.Remove(h, event.Device, 0, []uint64{held[at]})
+				w.Remove(h, event.Device, []uint64{held[at]})
 				held[at] = held[len(held)-1]
 				held = held[:len(held)-1]
 			}

@@ -146,10 +146,10 @@ func (x *Index) enqueue(id uint32, check bool) {
 }
 
 // Store makes a holder have a run of blocks in a tier. It returns how many it did
-// not have there yet, and the sum of their Mix with salt.
-func (w Writer) Store(h Holder, tier event.Tier, salt uint64, run *event.Run) (added, sum uint64) {
+// not have there yet, and the sum of their Mix.
+func (w Writer) Store(h Holder, tier event.Tier, run *event.Run) (added, sum uint64) {
 	x := w.x
-	s := storing{x: x, h: h, tier: tier, salt: salt, run: run}
+	s := storing{x: x, h: h, tier: tier, run: run}
 	for s.i < len(run.Locals) {
 		seq := s.seq()
 		if p, page := x.find(seq); p != 0 {
@@ -167,7 +167,6 @@ type storing struct {
 	x    *Index
 	h    Holder
 	tier event.Tier
-	salt uint64
 	run  *event.Run
 
 	i     int    // next block of the run
@@ -329,14 +328,15 @@ func insert(spans []span, i int, s span) []span {
 
 func (s *storing) count(seqs []uint64) {
 	s.added += uint64(len(seqs))
+	salt := event.Salt(s.tier)
 	for _, seq := range seqs {
-		s.sum += event.Mix(seq, s.salt)
+		s.sum += event.Mix(seq, salt)
 	}
 }
 
 // Remove makes a holder have blocks in a tier no longer. It returns how many it
-// had, and the sum of their Mix with salt.
-func (w Writer) Remove(h Holder, tier event.Tier, salt uint64, seqs []uint64) (removed, sum uint64) {
+// had, and the sum of their Mix.
+func (w Writer) Remove(h Holder, tier event.Tier, seqs []uint64) (removed, sum uint64) {
 	x := w.x
 	for i := 0; i < len(seqs); {
 		p, page := x.find(seqs[i])
@@ -358,7 +358,7 @@ func (w Writer) Remove(h Holder, tier event.Tier, salt uint64, seqs []uint64) (r
 			}
 			break
 		}
-		n, s := x.uncover(h, tier, salt, p.page(), page, from, last)
+		n, s := x.uncover(h, tier, p.page(), page, from, last)
 		removed += n
 		sum += s
 	}
@@ -368,7 +368,7 @@ func (w Writer) Remove(h Holder, tier event.Tier, salt uint64, seqs []uint64) (r
 
 // uncover makes a holder have the blocks of a page from one position up to and
 // including another no longer.
-func (x *Index) uncover(h Holder, tier event.Tier, salt uint64, id uint32, p *page, from, last int) (removed, sum uint64) {
+func (x *Index) uncover(h Holder, tier event.Tier, id uint32, p *page, from, last int) (removed, sum uint64) {
 	owner := ownerOf(tier, h)
 	i := search(p.spans, owner|span(from)<<fromShift)
 	if i > 0 && p.spans[i-1].owner() == owner && p.spans[i-1].last() >= from {
@@ -380,6 +380,7 @@ func (x *Index) uncover(h Holder, tier event.Tier, salt uint64, id uint32, p *pa
 	p = x.own(id, p, 1)
 	x.enqueue(id, true)
 	var rest [2]span
+	salt := event.Salt(tier)
 	n, j := 0, i
 	for ; j < len(p.spans) && p.spans[j].owner() == owner && p.spans[j].from() <= last; j++ {
 		f, l := p.spans[j].from(), p.spans[j].last()
@@ -418,7 +419,7 @@ func (w Writer) Clear(h Holder, tiers event.TierMask) {
 			if p == nil || x.pages.state[id].retired || !tiers.Has(t) {
 				continue
 			}
-			x.uncover(h, t, 0, id, p, 0, len(p.seqs)-1)
+			x.uncover(h, t, id, p, 0, len(p.seqs)-1)
 			p = x.pages.get(id)
 		}
 	}

@@ -109,7 +109,6 @@ func (w *world) change() change {
 	i := w.rng.IntN(len(w.workers))
 	at := &w.workers[i]
 	id, t := prefix.Holder(i), w.tier()
-	salt := event.Salt(t, "")
 	p, from, end := w.stretch()
 	switch n := w.rng.IntN(100); {
 	case n < 55:
@@ -118,8 +117,8 @@ func (w *world) change() change {
 			run.Parent = w.seqs[p][from-1]
 		}
 		return change{
-			func(x prefix.Writer) [2]uint64 { return pair(x.Store(at.holder, t, salt, run)) },
-			func() [2]uint64 { return pair(w.naive.Store(id, t, salt, run)) },
+			func(x prefix.Writer) [2]uint64 { return pair(x.Store(at.holder, t, run)) },
+			func() [2]uint64 { return pair(w.naive.Store(id, t, run)) },
 		}
 	case n < 95:
 		seqs := slices.Clone(w.seqs[p][from:end])
@@ -131,8 +130,8 @@ func (w *world) change() change {
 			seqs = seqs[:1+w.rng.IntN(len(seqs))]
 		}
 		return change{
-			func(x prefix.Writer) [2]uint64 { return pair(x.Remove(at.holder, t, salt, seqs)) },
-			func() [2]uint64 { return pair(w.naive.Remove(id, t, salt, seqs)) },
+			func(x prefix.Writer) [2]uint64 { return pair(x.Remove(at.holder, t, seqs)) },
+			func() [2]uint64 { return pair(w.naive.Remove(id, t, seqs)) },
 		}
 	case n < 97:
 		tiers := event.TierMask(w.rng.IntN(int(event.AllTiers) + 1))

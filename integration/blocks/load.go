@@ -9,8 +9,8 @@ import (
 
 // Target is what traffic is applied to: a prefix.Writer or a Naive.
 type Target interface {
-	Store(h prefix.Holder, tier event.Tier, salt uint64, run *event.Run) (added, sum uint64)
-	Remove(h prefix.Holder, tier event.Tier, salt uint64, seqs []uint64) (removed, sum uint64)
+	Store(h prefix.Holder, tier event.Tier, run *event.Run) (added, sum uint64)
+	Remove(h prefix.Holder, tier event.Tier, seqs []uint64) (removed, sum uint64)
 }
 
 // The synthetic load: Workers times PerWorker prompts of Length blocks, stored in

@@ -30,7 +30,7 @@ func NewNaive() *Naive {
 }
 
 // Store makes a holder have a run of blocks in a tier.
-func (x *Naive) Store(h prefix.Holder, tier event.Tier, salt uint64, run *event.Run) (added, sum uint64) {
+func (x *Naive) Store(h prefix.Holder, tier event.Tier, run *event.Run) (added, sum uint64) {
 	seq := run.Parent
 	for i, local := range run.Locals {
 		parent := seq
@@ -47,7 +47,7 @@ func (x *Naive) Store(h prefix.Holder, tier event.Tier, salt uint64, run *event.
 		if m := b.holders[h]; !m.Has(tier) {
 			b.holders[h] = m | tier.Mask()
 			added++
-			sum += event.Mix(seq, salt)
+			sum += event.Mix(seq, event.Salt(tier))
 		}
 	}
 	x.count(h)[tier] += int(added)
@@ -55,11 +55,11 @@ func (x *Naive) Store(h prefix.Holder, tier event.Tier, salt uint64, run *event.
 }
 
 // Remove makes a holder have blocks in a tier no longer.
-func (x *Naive) Remove(h prefix.Holder, tier event.Tier, salt uint64, seqs []uint64) (removed, sum uint64) {
+func (x *Naive) Remove(h prefix.Holder, tier event.Tier, seqs []uint64) (removed, sum uint64) {
 	for _, seq := range seqs {
 		if b := x.blocks[seq]; b != nil && b.holders[h].Has(tier) {
 			removed++
-			sum += event.Mix(seq, salt)
+			sum += event.Mix(seq, event.Salt(tier))
 			x.drop(seq, b, h, tier.Mask())
 		}
 	}

@@ -40,9 +40,9 @@ func Replay(f *Fleet, prompts []Prompt, roundRobin bool) []Op {
 func (o *Op) Apply(t Target, h prefix.Holder) {
 	if o.From < len(o.Prompt.Locals) {
 		run := o.Prompt.Run(o.From, len(o.Prompt.Locals))
-		t.Store(h, event.Device, 0, &run)
+		t.Store(h, event.Device, &run)
 	}
 	if len(o.Removed) > 0 {
-		t.Remove(h, event.Device, 0, o.Removed)
+		t.Remove(h, event.Device, o.Removed)
 	}
 }

@@ -57,11 +57,11 @@ func (s *Soak) Step() {
 	if from < len(p.Locals) {
 		run := p.Run(from, len(p.Locals))
 		s.update(func(w prefix.Writer) {
-			w.Store(s.Holders[worker], event.Device, 0, &run)
+			w.Store(s.Holders[worker], event.Device, &run)
 		})
 	}
 	if len(removed) > 0 {
-		s.update(func(w prefix.Writer) { w.Remove(s.Holders[worker], event.Device, 0, removed) })
+		s.update(func(w prefix.Writer) { w.Remove(s.Holders[worker], event.Device, removed) })
 	}
 	s.Blocks += len(p.Locals) - from + len(removed)
 	if s.served%20000 == 0 {

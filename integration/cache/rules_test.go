@@ -69,8 +69,8 @@ func TestHostTier(t *testing.T) {
 	expect(t, c, "store CPU without tokens.")
 	c.Tick(epoch.Add(2 * time.Second))
 	events := expect(t, c, "store CPU without tokens.")
-	if f := events[0].Wire.Also; len(f) != 1 || f[0] != (model.Field{Name: "ownership", Value: "kvcr"}) {
-		t.Errorf("the owner is said as %v", f)
+	if events[0].Owner != "kvcr" {
+		t.Errorf("the owner is said as %q", events[0].Owner)
 	}
 	if events[0].Hashes[0] != stored[0].Hashes[1] {
 		t.Error("the block before the last is not the second to go to the host")

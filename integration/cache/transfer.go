@@ -163,7 +163,7 @@ func (c *Cache) removed(gone []model.Hash, medium string) {
 // tag adds the owner of the host tier.
 func (c *Cache) tag(e model.Event) model.Event {
 	if c.o.Owner != "" {
-		e.Wire.Also = []model.Field{{Name: "ownership", Value: c.o.Owner}}
+		e.Owner = c.o.Owner
 	}
 	return e
 }

@@ -97,7 +97,7 @@ func follow(t *testing.T, f *Fleet, w *Worker) *reader {
 		clears = event.Device.Mask()
 	}
 	r := &reader{t: t, decoder: engine.NewDecoder(profile, media), topics: map[string]bool{},
-		state: residency.New(f.BlockSize(), clears, residency.DefaultLimits())}
+		state: residency.New(residency.Config{BlockSize: f.BlockSize(), Clears: clears, Limits: residency.DefaultLimits()})}
 	sub, err := zmtp.NewSub("tcp", strings.TrimPrefix(w.Engine.Addr(), "tcp://"), false, []byte(w.Topic), zmtp.Default(), r)
 	if err != nil {
 		t.Fatal(err)

@@ -328,14 +328,11 @@ func (w *Worker) Digests() event.Digests {
 	var d event.Digests
 	device, host := w.cache.Resident()
 	for _, seq := range device {
-		d[event.Device].Add(1, event.Mix(seq, event.Salt(event.Device, "")))
+		d[event.Device].Add(1, event.Mix(seq, event.Salt(event.Device)))
 	}
-	salt := event.Salt(event.Host, w.owner())
+	salt := event.Salt(event.Host)
 	for _, seq := range host {
 		d[event.Host].Add(1, event.Mix(seq, salt))
 	}
 	return d
 }
-
-// owner returns whose memory the host tier is in records.
-func (w *Worker) owner() string { return "" }

@@ -265,7 +265,7 @@ func (e *engine) digests() map[string]string {
 	for tier := range event.Tier(event.Tiers) {
 		d := event.Digest{}
 		for seq := range resident[model.Tier(tier)] {
-			d.Add(1, event.Mix(seq, event.Salt(tier, "")))
+			d.Add(1, event.Mix(seq, event.Salt(tier)))
 		}
 		out[tier.String()] = fmt.Sprintf("%d %016x", d.Count, d.Sum)
 	}

@@ -38,7 +38,7 @@ var (
 func sums(seqs ...uint64) []byte {
 	var d event.Digests
 	for _, seq := range seqs {
-		d[event.Device].Add(1, event.Mix(seq, event.Salt(event.Device, "")))
+		d[event.Device].Add(1, event.Mix(seq, event.Salt(event.Device)))
 	}
 	return event.AppendDigest(nil, &d)
 }
@@ -189,7 +189,7 @@ func TestElementsOfLaterVersionsAreSkipped(t *testing.T) {
 		t.Errorf("got %+v", s)
 	}
 	var want event.Digest
-	want.Add(1, event.Mix(a, event.Salt(event.Host, "owner")))
+	want.Add(1, event.Mix(a, event.Salt(event.Host)))
 	if have := s.Digests(); !maps.Equal(have, map[event.Tier]Digest{event.Host: Digest(want)}) {
 		t.Errorf("digests %v, want %v", have, want)
 	}

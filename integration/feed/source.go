@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/zeebo/xxh3"
-
 	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/indexer/hash"
 	"github.com/kvmesh/kvmesh/integration/model"
@@ -44,6 +42,7 @@ type Source struct {
 	Gaps        []Gap    // gaps on record, in order
 	LostBefore  uint64   // batches that were lost before the last checkpoint, if that says so
 	Checkpoints int      // whole ones
+	Restarts    int      // of them, those that say what is left of the life before
 	Publisher   []byte   // identity of the engine's publisher
 
 	began  bool // everything held is known: there was a reset or a whole checkpoint
@@ -51,13 +50,8 @@ type Source struct {
 	staged *staging
 }
 
-// blocks are the sequence hashes that each place holds.
-type blocks map[place]map[uint64]bool
-
-type place struct {
-	tier  uint64
-	owner string
-}
+// blocks are the sequence hashes that each tier holds.
+type blocks map[event.Tier]map[uint64]bool
 
 // staging is a checkpoint of which chunks are missing.
 type staging struct {
@@ -69,15 +63,10 @@ type staging struct {
 // nothing has no entry.
 func (s *Source) Resident() map[event.Tier]map[uint64]bool {
 	out := map[event.Tier]map[uint64]bool{}
-	for p, seqs := range s.held {
-		if len(seqs) == 0 {
-			continue
+	for t, seqs := range s.held {
+		if len(seqs) > 0 {
+			out[t] = maps.Clone(seqs)
 		}
-		t := event.Tier(p.tier)
-		if out[t] == nil {
-			out[t] = map[uint64]bool{}
-		}
-		maps.Copy(out[t], seqs)
 	}
 	return out
 }
@@ -87,26 +76,23 @@ func (s *Source) Digests() map[event.Tier]Digest { return s.held.digests() }
 
 func (b blocks) digests() map[event.Tier]Digest {
 	out := map[event.Tier]Digest{}
-	for p, seqs := range b {
+	for t, seqs := range b {
 		if len(seqs) == 0 {
 			continue
 		}
-		d := out[event.Tier(p.tier)]
+		var d Digest
 		for seq := range seqs {
 			d.Count++
-			d.Sum += mix(seq, p)
+			d.Sum += mix(seq, t)
 		}
-		out[event.Tier(p.tier)] = d
+		out[t] = d
 	}
 	return out
 }
 
-// mix is the finaliser of splitmix64 over a sequence hash salted with its place.
-func mix(seq uint64, p place) uint64 {
-	x := seq + (p.tier+1)*0x9e3779b97f4a7c15
-	if p.owner != "" {
-		x += xxh3.HashString(p.owner)
-	}
+// mix is the finaliser of splitmix64 over a sequence hash salted with its tier.
+func mix(seq uint64, t event.Tier) uint64 {
+	x := seq + (uint64(t)+1)*0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return x ^ x>>31
@@ -195,20 +181,20 @@ func (s *Source) header(r record) {
 func (s *Source) op(o op) error {
 	switch o.kind {
 	case stored:
-		s.held.store(placeOf(o.args), o.args[2:])
+		s.held.store(tierOf(o.args), o.args[2:])
 	case removed:
-		p := placeOf(o.args)
+		t := tierOf(o.args)
 		for _, seq := range hashes(o.args[2]) {
-			if s.began && !s.held[p][seq] {
+			if s.began && !s.held[t][seq] {
 				return fmt.Errorf("%w: removal of %x, which is not there", ErrRule, seq)
 			}
-			delete(s.held[p], seq)
+			delete(s.held[t], seq)
 		}
 	case cleared:
-		mask, owner := number(o.args[0]), o.args[1].(string)
-		for p := range s.held {
-			if mask>>p.tier&1 == 1 && p.owner == owner {
-				delete(s.held, p)
+		mask := number(o.args[0])
+		for t := range s.held {
+			if mask>>t&1 == 1 {
+				delete(s.held, t)
 			}
 		}
 	case reset:
@@ -277,7 +263,7 @@ func (s *Source) chunk(r record) error {
 				errs = append(errs, fmt.Errorf("%w: chunk %d of %d has a part of another", ErrRule, at, of))
 			}
 			for _, run := range o.args[4:] {
-				st.held.store(placeOf(o.args[2:]), run.([]any))
+				st.held.store(tierOf(o.args[2:]), run.([]any))
 			}
 		case stored, removed, cleared, reset, retired:
 			errs = append(errs, fmt.Errorf("%w: operation %d inside a checkpoint", ErrRule, o.kind))
@@ -292,7 +278,12 @@ func (s *Source) chunk(r record) error {
 		if digests != 1 {
 			errs = append(errs, fmt.Errorf("%w: a checkpoint with %d digests", ErrRule, digests))
 		}
-		if have, want := st.held.digests(), s.held.digests(); s.began && !s.Partial && !maps.Equal(have, want) {
+		have, want := st.held.digests(), s.held.digests()
+		switch {
+		case s.began && r.incarnation > s.Incarnation: // what is left of the life before
+			s.Restarts++
+			s.Publisher = nil
+		case s.began && !s.Partial && !maps.Equal(have, want):
 			errs = append(errs, fmt.Errorf("%w: a checkpoint of %v where %v was", ErrRule, have, want))
 		}
 		s.held, s.staged, s.began, s.Retired = st.held, nil, true, false
@@ -303,9 +294,9 @@ func (s *Source) chunk(r record) error {
 }
 
 // store holds a run: parent or nil, base index, local hashes, and so on.
-func (b blocks) store(p place, run []any) {
-	if b[p] == nil {
-		b[p] = map[uint64]bool{}
+func (b blocks) store(t event.Tier, run []any) {
+	if b[t] == nil {
+		b[t] = map[uint64]bool{}
 	}
 	var seq uint64
 	root := run[0] == nil
@@ -318,15 +309,15 @@ func (b blocks) store(p place, run []any) {
 		} else {
 			seq = hash.Next(seq, local)
 		}
-		b[p][seq] = true
+		b[t][seq] = true
 	}
 }
 
-// placeOf reads tier and owner.
-func placeOf(args []any) place {
-	p := place{number(args[0]), args[1].(string)}
-	if p.tier > 3 {
-		panic(fmt.Sprintf("tier %d", p.tier))
+// tierOf reads the tier, and sees that there is an owner.
+func tierOf(args []any) event.Tier {
+	t, _ := number(args[0]), args[1].(string)
+	if t > 3 {
+		panic(fmt.Sprintf("tier %d", t))
 	}
-	return p
+	return event.Tier(t)
 }

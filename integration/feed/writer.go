@@ -99,6 +99,16 @@ func (w *Writer) Reset(reason string) {
 	}
 }
 
+// Restart begins a new incarnation with what is held in some tiers. It returns the
+// records that say so; what was collected is void.
+func (w *Writer) Restart(rng *rand.Rand, chunks int, kept event.TierMask) [][]byte {
+	w.Incarnation++
+	w.last, w.ops = 0, nil
+	w.held = maps.Clone(w.held)
+	maps.DeleteFunc(w.held, func(t event.Tier, _ map[uint64]written) bool { return !kept.Has(t) })
+	return w.Checkpoint(rng, chunks)
+}
+
 // Gap says that the next n batches are lost for good.
 func (w *Writer) Gap(n uint64, reason string) {
 	w.ops = append(w.ops, event.AppendGap(nil, w.last, w.last+n-1, reason))
@@ -111,7 +121,7 @@ func (w *Writer) digest() event.Digests {
 	for t, blocks := range w.held {
 		for seq := range blocks {
 			out[t].Count++
-			out[t].Sum += mix(seq, place{tier: uint64(t)})
+			out[t].Sum += mix(seq, event.Tier(t))
 		}
 	}
 	return out

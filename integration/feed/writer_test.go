@@ -32,6 +32,11 @@ func TestWriterKeepsTheRules(t *testing.T) {
 			w.Random(rng, prompts)
 		}
 		apply(w.Record())
+		if i%50 == 49 {
+			for _, chunk := range w.Restart(rng, 1+rng.IntN(5), event.TierMask(rng.IntN(16))) {
+				apply(chunk)
+			}
+		}
 		if i%20 == 0 {
 			for _, chunk := range w.Checkpoint(rng, 1+rng.IntN(5)) {
 				apply(chunk)
@@ -42,8 +47,8 @@ func TestWriterKeepsTheRules(t *testing.T) {
 		}
 	}
 	s := r.Source(w.Source)
-	if len(s.Gaps) == 0 || len(s.Resets) < 2 || s.Checkpoints != 25 {
-		t.Errorf("%d gaps, %d resets, %d checkpoints", len(s.Gaps), len(s.Resets), s.Checkpoints)
+	if len(s.Gaps) == 0 || len(s.Resets) < 2 || s.Checkpoints != 35 || s.Restarts != 10 {
+		t.Errorf("%d gaps, %d resets, %d checkpoints, %d restarts", len(s.Gaps), len(s.Resets), s.Checkpoints, s.Restarts)
 	}
 	apply(w.Retire())
 	if !s.Retired || len(s.Resident()) > 0 {

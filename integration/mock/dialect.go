@@ -87,7 +87,7 @@ func (d Dialect) layout() (layout, error) {
 // Features returns which features of traffic the dialect can carry. Features
 // that need no field are in every dialect.
 func (d Dialect) Features() model.Feature {
-	const fields = model.Media | model.LoRA | model.Salt | model.Groups | model.Kinds | model.Locality | model.Remaining
+	const fields = model.Media | model.LoRA | model.Salt | model.Groups | model.Kinds | model.Locality | model.Remaining | model.Owners
 	l, err := d.layout()
 	if err != nil {
 		return 0
@@ -192,6 +192,9 @@ func tag(o model.Op) string {
 // array writes an event as an array that has a place for each field.
 func (w *writer) array(e model.Event) {
 	if e.Op == model.Clear {
+		if e.Owner != "" {
+			w.try(fmt.Errorf("%w: ownership", ErrCannotSay))
+		}
 		w.value([]any{tag(e.Op)})
 		return
 	}
@@ -224,6 +227,8 @@ func (w *writer) mapping(e model.Event) {
 	fields := []field{{Field: model.Field{Name: "type", Value: tag(e.Op)}}}
 	if e.Op != model.Clear {
 		fields = append(fields, w.fields(e)...)
+	} else if e.Owner != "" {
+		fields = append(fields, field{Field: model.Field{Name: "ownership", Value: e.Owner}})
 	}
 	fields = slices.DeleteFunc(fields, func(f field) bool {
 		return slices.Contains(e.Wire.Omit, f.Name) || w.sglang && f.Name == "lora_name" && f.unsaid
@@ -285,6 +290,9 @@ func (w *writer) fields(e model.Event) []field {
 	}
 	if e.Locality != "" {
 		say("locality", e.Locality)
+	}
+	if e.Owner != "" {
+		say("ownership", e.Owner)
 	}
 	if e.Salt != "" {
 		say("cache_salt", e.Salt)

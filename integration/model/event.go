@@ -5,9 +5,13 @@
 // from that whenever it is asked. There are no indexes, no increments and no
 // limits, so that each rule stands in one place and can be read:
 //
-//   - copies of a block are counted per tier, group and engine hash;
+//   - copies of a block are counted per tier, owner, group and engine hash;
 //     remaining copy counts, where an event gives them, win
-//   - a block is in a tier while any engine block that covers it has a copy there
+//   - a block is in a tier while any engine block that covers it has a copy there,
+//     whoever owns it
+//   - the owner is the engine, or the cache owner (kvcr) of a source that has one;
+//     events of other owners mean nothing. When the engine starts anew, the cache
+//     owner's blocks stay where they are in their prompts
 //   - a store whose parent is unknown takes part once the parent is known; a
 //     block that loses its last copy before that is forgotten
 //   - a store without tokens counts for blocks that are known already, all of
@@ -22,7 +26,7 @@
 //   - tiers continue each other in the order device, host, disk, external, each
 //     rank on its own; an instance is the best of its ranks
 //   - a clear empties the device tier under the profile vllm, every tier under
-//     any other, of one rank
+//     any other, of one rank and one owner
 //   - under the profile vllm a hash of 32 bytes names the integer in its last 8
 //
 // Traffic invents seeded event lists that use all of this. Nothing here is safe
@@ -133,6 +137,7 @@ type Event struct {
 
 	Medium    string  // empty: unsaid
 	Locality  string  // empty: unsaid
+	Owner     string  // of the memory; empty: unsaid
 	Group     *int    // nil: unsaid, which is another group than 0
 	Kind      *string // of the group's attention; nil: unsaid
 	Remaining []int   // copies left per hash of a removal; nil: unsaid

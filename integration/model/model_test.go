@@ -457,12 +457,7 @@ func TestHashNames(t *testing.T) {
 }
 
 func TestDigest(t *testing.T) {
-	mix := func(seq uint64, tier Tier, owner string) uint64 {
-		if owner != "" {
-			t.Errorf("owner %q", owner)
-		}
-		return seq<<8 | uint64(tier)
-	}
+	mix := func(seq uint64, tier Tier) uint64 { return seq<<8 | uint64(tier) }
 	s := New(4, "")
 	if got := s.Digest(mix); len(got) != 0 {
 		t.Errorf("digest of nothing: %v", got)

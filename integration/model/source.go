@@ -43,6 +43,10 @@ func tierOf(medium string) (Tier, bool) {
 
 // Source is what one rank of one engine instance has announced.
 type Source struct {
+	// CacheOwner says that the source has a cache owner. It is set before the
+	// first event.
+	CacheOwner bool
+
 	blockSize int
 	profile   Profile
 
@@ -55,11 +59,13 @@ type Source struct {
 type block struct {
 	parent Hash
 	locals []uint64 // one for each index block in it
+	behind []uint64 // sequence hash of the block before, if that went with an earlier life
 }
 
 // place is where copies are counted.
 type place struct {
 	tier  Tier
+	owner string
 	group group
 	hash  Hash
 }
@@ -77,11 +83,43 @@ func New(blockSize int, p Profile) *Source {
 	return s
 }
 
-// Reset forgets everything: the engine starts a new life.
+// Reset forgets everything.
 func (s *Source) Reset() {
 	s.blocks = map[Hash]block{}
 	s.copies = map[place]int{}
 	s.main = map[int]bool{}
+}
+
+// Restart begins a new life of the engine: what is left is the memory of the cache
+// owner, and where in their prompts the blocks in it are.
+func (s *Source) Restart() {
+	kept, done := New(s.blockSize, s.profile), map[Hash][]uint64{}
+	for p, n := range s.copies {
+		if p.owner == cacheOwner {
+			kept.copies[p] = n
+			kept.blocks[p.hash] = s.blocks[p.hash]
+		}
+	}
+	for h, b := range kept.blocks {
+		if _, known := kept.blocks[b.parent]; !known && !b.parent.IsZero() && s.Knows(h) {
+			b.behind = b.before(s.sequence(b.parent, done))
+			b.parent = Hash{}
+			kept.blocks[h] = b
+		}
+	}
+	if len(kept.copies) > 0 {
+		kept.main = s.main
+	}
+	s.blocks, s.copies, s.main = kept.blocks, kept.copies, kept.main
+}
+
+// before returns the sequence hash that a block follows: the last one of its
+// parent's, or what it was in an earlier life.
+func (b *block) before(parent []uint64) []uint64 {
+	if b.behind != nil {
+		return b.behind
+	}
+	return parent[max(0, len(parent)-1):]
 }
 
 // Apply takes the next event of the engine.
@@ -92,8 +130,9 @@ func (s *Source) Apply(e Event) {
 	case Remove:
 		s.remove(e)
 	case Clear:
+		owner, ok := s.owner(e)
 		for p := range s.copies {
-			if s.profile != VLLM || p.tier == Device {
+			if ok && p.owner == owner && (s.profile != VLLM || p.tier == Device) {
 				s.setCopies(p, 0)
 			}
 		}
@@ -105,7 +144,8 @@ func (s *Source) store(e Event) {
 		s.main[*e.Group] = isMain(*e.Kind)
 	}
 	tier, ok := tierOf(e.Medium)
-	if !ok || !local(e) || !s.counts(e) || len(e.Hashes) == 0 {
+	_, owned := s.owner(e)
+	if !ok || !owned || !local(e) || !s.counts(e) || len(e.Hashes) == 0 {
 		return
 	}
 	hashes := s.names(e.Hashes)
@@ -128,7 +168,11 @@ func (s *Source) store(e Event) {
 			hashes = hashes[:i]
 			break
 		}
-		s.blocks[h] = block{parent: parent, locals: contents[i]}
+		before := s.blocks[h]
+		placed := before.behind != nil && !parent.IsZero() && !s.Knows(parent) && slices.Equal(before.locals, contents[i])
+		if !placed { // else it is where it was, in a life that told its parent
+			s.blocks[h] = block{parent: parent, locals: contents[i]}
+		}
 		parent = h
 	}
 	s.addCopies(tier, e, hashes)
@@ -176,11 +220,12 @@ func (s *Source) contents(e Event) [][]uint64 {
 
 func (s *Source) remove(e Event) {
 	tier, ok := tierOf(e.Medium)
-	if !ok || !local(e) || !s.counts(Event{Group: e.Group}) {
+	owner, owned := s.owner(e)
+	if !ok || !owned || !local(e) || !s.counts(Event{Group: e.Group}) {
 		return
 	}
 	for i, h := range s.names(e.Hashes) {
-		p := place{tier, groupOf(e), h}
+		p := place{tier, owner, groupOf(e), h}
 		n := s.copies[p]
 		switch {
 		case n == 0: // of nothing: it leaves no debt
@@ -193,8 +238,9 @@ func (s *Source) remove(e Event) {
 }
 
 func (s *Source) addCopies(t Tier, e Event, hashes []Hash) {
+	owner, _ := s.owner(e)
 	for _, h := range hashes {
-		s.copies[place{t, groupOf(e), h}]++
+		s.copies[place{t, owner, groupOf(e), h}]++
 	}
 }
 
@@ -265,7 +311,8 @@ func (s *Source) sequence(h Hash, done map[Hash][]uint64) []uint64 {
 	}
 	seqs := done[end]
 	for _, h := range slices.Backward(path) {
-		seqs = extend(seqs, s.blocks[h].locals)
+		b := s.blocks[h]
+		seqs = extend(b.before(seqs), b.locals)
 		done[h] = seqs
 	}
 	return seqs
@@ -308,18 +355,32 @@ type Digest struct {
 }
 
 // Digest returns the digest of each tier that holds anything. mix mixes a
-// sequence hash with its tier and owner; the owner is always empty here.
-func (s *Source) Digest(mix func(seq uint64, t Tier, owner string) uint64) map[Tier]Digest {
+// sequence hash with its tier.
+func (s *Source) Digest(mix func(seq uint64, t Tier) uint64) map[Tier]Digest {
 	out := map[Tier]Digest{}
 	for t, seqs := range s.Resident() {
 		var d Digest
 		for seq := range seqs {
 			d.Count++
-			d.Sum += mix(seq, t, "")
+			d.Sum += mix(seq, t)
 		}
 		out[t] = d
 	}
 	return out
+}
+
+// cacheOwner is the owner of memory that outlives the engine.
+const cacheOwner = "kvcr"
+
+// owner returns whose memory an event is about, false if nobody's.
+func (s *Source) owner(e Event) (string, bool) {
+	switch {
+	case e.Owner == "" || e.Owner == "framework" || e.Owner == cacheOwner && !s.CacheOwner:
+		return "", true
+	case e.Owner == cacheOwner:
+		return cacheOwner, true
+	}
+	return "", false
 }
 
 func groupOf(e Event) group {

@@ -18,6 +18,7 @@ const (
 	Kinds                         // kinds of groups: 1 is main too, by its stores, and 2 a sliding window
 	Locality                      // blocks on other machines
 	Remaining                     // removals that say how many copies are left
+	Owners                        // blocks in the memory of a cache owner, and of owners that nobody knows
 )
 
 // What an engine may do in any dialect that can say it.
@@ -42,8 +43,10 @@ type TrafficOptions struct {
 	Seed      uint64
 	BlockSize int // of the index, in tokens
 	Profile   Profile
-	Events    int // most events a batch; 0 means 4
-	Features  Feature
+	// CacheOwner says that the source has a cache owner.
+	CacheOwner bool
+	Events     int // most events a batch; 0 means 4
+	Features   Feature
 }
 
 // Traffic invents what one rank of an engine may say. It believes to hold blocks
@@ -67,6 +70,7 @@ type Traffic struct {
 type holding struct {
 	hash  Hash
 	group *int
+	owner string
 }
 
 // NewTraffic returns the traffic of an engine over prompts, which it shares with
@@ -77,7 +81,8 @@ func NewTraffic(o TrafficOptions, prompts []Prompt) *Traffic {
 	if o.Events == 0 {
 		o.Events = 4
 	}
-	t := &Traffic{o: o, rng: rand.New(rand.NewPCG(o.Seed, 2)), truth: New(o.BlockSize, o.Profile)}
+	t := &Traffic{o: o, rng: rand.New(rand.NewPCG(o.Seed, 2)), truth: New(o.BlockSize, o.Profile), stored: map[Hash]Event{}}
+	t.truth.CacheOwner = o.CacheOwner
 	for _, p := range prompts {
 		if (p.LoRA == "" || t.has(LoRA)) && (p.Salt == "" || t.has(Salt)) && len(p.seqs) > 0 {
 			t.prompts = append(t.prompts, p)
@@ -90,15 +95,25 @@ func NewTraffic(o TrafficOptions, prompts []Prompt) *Traffic {
 	return t
 }
 
-// Restart begins a new life of the engine: it holds nothing, and names blocks
-// anew.
+// Restart begins a new life of the engine: it holds nothing but what is in the
+// memory of a cache owner, and names blocks anew, or as before if there are such.
 func (t *Traffic) Restart() {
-	t.salt = t.rng.Uint64()
-	t.lower = Disk + Tier(t.rng.IntN(2))
-	t.truth.Reset()
-	t.held = [tiers][]holding{}
-	t.stored = map[Hash]Event{}
+	t.truth.Restart()
 	t.forget()
+	kept := false
+	for tier := range tiers {
+		t.held[tier] = slices.DeleteFunc(t.held[tier], func(h holding) bool { return h.owner != cacheOwner })
+		for _, h := range t.held[tier] {
+			kept = true
+			t.told = append(t.told, h.hash)
+			t.since[h.hash] = struct{}{}
+		}
+	}
+	t.lower = Disk + Tier(t.rng.IntN(2))
+	if !kept || t.rng.IntN(2) == 0 {
+		t.salt = t.rng.Uint64()
+		t.stored = map[Hash]Event{}
+	}
 }
 
 // Batch returns the events of the next batch.
@@ -128,7 +143,7 @@ func (t *Traffic) event() Event {
 		return t.remove(p)
 	case x < 0.93 && t.has(Copies):
 		return t.again(p, false)
-	case x < 0.94 && t.has(Changes):
+	case x < 0.94 && t.has(Changes) && !t.o.CacheOwner: // whose names outlive what they were told with
 		return t.again(p, true)
 	case x < 0.944 && t.has(Clears):
 		return t.clear()
@@ -188,8 +203,28 @@ func (t *Traffic) blocks(p Prompt, at, end, chunk int, tier Tier) Event {
 		e.Hashes = append(e.Hashes, t.name(p, (i+1)*chunk-1, chunk))
 	}
 	t.sayGroup(&e)
+	t.sayOwner(tier, &e)
 	t.hold(tier, e)
 	return e
+}
+
+// sayOwner puts a store into somebody's memory: below the device mostly that of the
+// cache owner, who knows the engine's blocks too.
+func (t *Traffic) sayOwner(tier Tier, e *Event) {
+	e.Owner = ""
+	if !t.has(Owners) {
+		return
+	}
+	x := t.rng.Float64()
+	if tier == Device {
+		x *= 4
+	}
+	switch {
+	case x < 0.6:
+		e.Owner = cacheOwner
+	case x < 0.7:
+		e.Owner = "framework"
+	}
 }
 
 // sayGroup puts a store in a main group, or in none.
@@ -246,6 +281,7 @@ func (t *Traffic) tokenless() (Event, bool) {
 	if len(e.Hashes) == 0 {
 		return e, false
 	}
+	t.sayOwner(tier, &e)
 	t.hold(tier, e)
 	t.alias(e.Hashes)
 	return e, true
@@ -282,6 +318,7 @@ func (t *Traffic) again(p Prompt, changed bool) Event {
 		e.Tokens[0] = (e.Tokens[0] + 1) % Vocab
 		t.stored[h.hash] = e
 	}
+	t.sayOwner(Device, &e)
 	t.hold(Device, e)
 	return e
 }
@@ -302,7 +339,7 @@ func (t *Traffic) remove(p Prompt) Event {
 	}
 	tier := full[t.rng.IntN(len(full))]
 	first := t.drop(tier, t.rng.IntN(len(t.held[tier])))
-	e := Event{Op: Remove, Hashes: []Hash{first.hash}, Medium: t.medium(tier), Group: first.group}
+	e := Event{Op: Remove, Hashes: []Hash{first.hash}, Medium: t.medium(tier), Group: first.group, Owner: first.owner}
 	if t.has(Remaining) && t.rng.Float64() < 0.2 {
 		e.Remaining = []int{t.rng.IntN(2)}
 		t.keep(tier, first, e.Remaining[0])
@@ -310,7 +347,7 @@ func (t *Traffic) remove(p Prompt) Event {
 	}
 	for range []int{0, 0, 0, 1, 2, 7}[t.rng.IntN(6)] {
 		if n := len(t.held[tier]); n > 0 {
-			if at := t.rng.IntN(n); sameGroup(t.held[tier][at].group, first.group) {
+			if at := t.rng.IntN(n); t.held[tier][at].with(first) {
 				e.Hashes = append(e.Hashes, t.drop(tier, at).hash)
 			}
 		}
@@ -322,20 +359,27 @@ func (t *Traffic) remove(p Prompt) Event {
 }
 
 func (t *Traffic) clear() Event {
+	e := Event{Op: Clear}
+	t.sayOwner(Host, &e)
+	whose, _ := t.truth.owner(e)
 	for tier := range tiers {
 		if t.o.Profile != VLLM || tier == Device {
-			t.held[tier] = nil
+			t.held[tier] = slices.DeleteFunc(t.held[tier], func(h holding) bool {
+				return h.owner == whose
+			})
 		}
 	}
 	t.forget()
-	return Event{Op: Clear}
+	return e
 }
 
 // noise is an event that must change nothing.
 func (t *Traffic) noise(p Prompt) Event {
 	tokens := t.tokens(p, 0, 1)
 	e := Event{Hashes: []Hash{Int(t.rng.Uint64())}, Tokens: tokens, Pairs: p.Pairs}
-	switch x := t.rng.IntN(6); {
+	switch x := t.rng.IntN(7); {
+	case x == 6 && t.has(Owners):
+		e.Owner = "somebody"
 	case x == 0 && t.has(Media):
 		e.Medium = "QUANTUM"
 	case x == 1 && t.has(Locality):
@@ -413,8 +457,9 @@ func (t *Traffic) holds(tier Tier, h Hash) bool {
 }
 
 func (t *Traffic) hold(tier Tier, e Event) {
+	owner, _ := t.truth.owner(e)
 	for _, h := range e.Hashes {
-		t.held[tier] = append(t.held[tier], holding{h, e.Group})
+		t.held[tier] = append(t.held[tier], holding{h, e.Group, owner})
 	}
 }
 
@@ -428,11 +473,14 @@ func (t *Traffic) drop(tier Tier, at int) holding {
 // keep leaves n copies of a block where there was at least one.
 func (t *Traffic) keep(tier Tier, h holding, n int) {
 	t.held[tier] = slices.DeleteFunc(t.held[tier], func(x holding) bool {
-		return x.hash == h.hash && sameGroup(x.group, h.group)
+		return x.hash == h.hash && x.with(h)
 	})
 	for range n {
 		t.held[tier] = append(t.held[tier], h)
 	}
 }
 
-func sameGroup(a, b *int) bool { return a == b || a != nil && b != nil && *a == *b }
+// with tells whether two copies are counted together.
+func (h holding) with(o holding) bool {
+	return h.owner == o.owner && (h.group == o.group || h.group != nil && o.group != nil && *h.group == *o.group)
+}

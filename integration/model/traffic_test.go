@@ -197,14 +197,18 @@ func TestTrafficWithoutPrompts(t *testing.T) {
 }
 
 func TestTrafficKnowsWhatItHolds(t *testing.T) {
-	for _, p := range []Profile{VLLM, SGLang} {
+	for i, p := range []Profile{VLLM, SGLang, VLLM, SGLang} {
 		tr := traffic(7, p, Everything, false)
-		for range 3000 {
-			tr.Batch()
+		tr.o.CacheOwner = i > 1
+		tr.truth.CacheOwner = i > 1
+		for n := range 3000 {
+			if tr.Batch(); n%500 == 499 {
+				tr.Restart()
+			}
 			held := map[place]int{}
 			for tier, l := range tr.held {
 				for _, x := range l {
-					held[place{Tier(tier), groupOf(Event{Group: x.group}), x.hash}]++
+					held[place{Tier(tier), x.owner, groupOf(Event{Group: x.group}), x.hash}]++
 				}
 			}
 			if !reflect.DeepEqual(held, tr.Truth().copies) {

@@ -1,0 +1,307 @@
+package bridge_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvmesh/kvmesh/bridge"
+	"github.com/kvmesh/kvmesh/indexer/event"
+	"github.com/kvmesh/kvmesh/integration/mock"
+	"github.com/kvmesh/kvmesh/integration/model"
+)
+
+// ownedEngine is an engine whose worker has a cache owner.
+func (r *rig) ownedEngine(instance string) *actor {
+	a := r.engine(instance)
+	a.worker.CacheOwner = "an owner's id"
+	a.oracle.state.CacheOwner = true
+	return a
+}
+
+func owned(owner string) func(*model.Event) { return func(e *model.Event) { e.Owner = owner } }
+
+// kept returns events of blocks in the memory of the cache owner: those of one
+// prompt on the host as well as on the device, those of another by themselves.
+func kept(id int) []model.Event {
+	return []model.Event{
+		prompt(id, 0, 4), with(offload(id, "CPU", 0, 1, 3), owned("kvcr")), with(offload(id, "CPU", 3), owned("kvcr")),
+		with(prompt(id+1, 0, 2), owned("kvcr")), with(offload(id, "STORAGE", 2), owned("framework")),
+	}
+}
+
+// What is the cache owner's is there all the time while the engine starts again,
+// and nothing else is; events of the new process are about it too.
+func TestAnOwnersBlocksOutliveTheEngine(t *testing.T) {
+	for _, away := range []bool{false, true} { // the bridge, meanwhile
+		t.Run(fmt.Sprint(away), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			a := r.ownedEngine("a")
+			e := r.bridge()
+			e.serve(a)
+			a.publish(kept(1)...)
+			r.synced(a)
+			for life := range 3 {
+				if away {
+					e.kill()
+				}
+				a.restart()
+				a.publish(prompt(50+life, 0, 1))
+				if away {
+					e = r.bridge()
+					e.serve(a)
+				}
+				r.synced(a)
+				if n := len(r.source(a).Resident()[event.Host]); n != 3 {
+					t.Fatalf("%d blocks on the host in life %d, want 3", n, life)
+				}
+			}
+			a.publish(prompt(1, 0, 5), with(evict(1, "CPU", 3, 0), owned("kvcr")))
+			r.synced(a)
+			a.publish(with(evict(1, "CPU", 3), owned("kvcr")), with(prompt(2, 2, 1), owned("kvcr")))
+			r.synced(a)
+			wantResets(t, r.source(a), "new")
+			wantGaps(t, r.source(a))
+			if n := r.source(a).Restarts; n != 3 {
+				t.Errorf("%d restarts on record, want 3", n)
+			}
+			// The last of them goes, and the next life begins with nothing.
+			a.publish(with(model.Event{Op: model.Clear}, owned("kvcr")), with(evict(1, "CPU", 1), owned("kvcr")), prompt(90, 0, 1))
+			r.synced(a)
+			a.restart()
+			a.publish(prompt(91, 0, 1))
+			r.synced(a)
+			wantResets(t, r.source(a), "new", "restart")
+		})
+	}
+}
+
+// Whatever the events say, there is no owner but the engine where the worker has
+// none, and others than those two are nobody.
+func TestOwners(t *testing.T) {
+	r := newRig(t)
+	a, b := r.engine("a"), r.ownedEngine("b")
+	e := r.bridge()
+	e.serve(a, b)
+	for _, x := range []*actor{a, b} {
+		x.publish(append(kept(1), with(prompt(7, 0, 2), owned("somebody")))...)
+		x.publish(with(model.Event{Op: model.Clear}, owned("somebody")), with(evict(1, "CPU", 3), owned("framework")))
+		r.synced(x)
+		x.publish(with(model.Event{Op: model.Clear}, owned("kvcr")))
+		r.synced(x)
+		r.await("two events of nobody's", func() bool { return r.status(x).Dropped["unknown_ownership"] == 2 })
+		x.restart()
+		x.publish(prompt(9, 0, 1))
+		r.synced(x)
+	}
+	wantResets(t, r.source(a), "new", "restart")
+}
+
+// large is what takes several chunks of a checkpoint.
+func large(id int) []model.Event {
+	var out []model.Event
+	for i := range 10 {
+		out = append(out, with(wordy(id+i, 200), owned("kvcr")))
+	}
+	return out
+}
+
+// A bridge that dies while it writes what is left, after any chunk of it, leaves
+// nothing behind that means anything, and the next one writes it as a whole. So does
+// one whose engine starts again meanwhile.
+func TestDeathWhileAnOwnersBlocksAreWritten(t *testing.T) {
+	for chunks := range int64(4) {
+		for _, again := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d %v", chunks, again), func(t *testing.T) {
+				t.Parallel()
+				r := newRig(t)
+				a := r.ownedEngine("a")
+				change := func(c *bridge.Config) { c.MaxMessage = 256 << 10 }
+				e := r.bridge(change)
+				e.serve(a)
+				for _, event := range large(100) {
+					a.publish(event, prompt(1, 0, 3))
+				}
+				r.synced(a)
+				r.limitLog(r.logged() + chunks)
+				a.restart()
+				a.publish(prompt(2, 0, 2))
+				r.await("the log is full", func() bool { return strings.Contains(r.status(a).LastError, "maximum messages") })
+				if again {
+					a.restart()
+					a.publish(prompt(3, 0, 2), with(evict(1, "", 1), owned("kvcr")))
+					r.await("the engine is connected again", func() bool { return e.count("kvmesh.bridge.engine.restarts") == 2 })
+				} else {
+					e.kill()
+				}
+				r.limitLog(-1)
+				if !again {
+					r.bridge(change).serve(a)
+				}
+				r.synced(a)
+				a.publish(with(model.Event{Op: model.Remove, Hashes: wordy(103, 200).Hashes[7:9]}, owned("kvcr")))
+				r.synced(a)
+				wantResets(t, r.source(a), "new")
+				if n := r.source(a).Restarts; n != 1 && !again {
+					t.Errorf("%d restarts on record, want 1", n)
+				}
+			})
+		}
+	}
+}
+
+// The ranks that batches name have owners' blocks too, which are written before the
+// records that make void what they had.
+func TestAnOwnersBlocksOfNamedRanks(t *testing.T) {
+	for _, dies := range []bool{false, true} {
+		t.Run(fmt.Sprint(dies), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			r.loose = true
+			a := r.ownedEngine("a")
+			truth := map[uint32]*model.Source{}
+			for rank := range uint32(3) {
+				truth[rank] = model.New(blockSize, model.VLLM)
+				truth[rank].CacheOwner = true
+			}
+			agree := func(what string) {
+				t.Helper()
+				r.read(what, func() bool {
+					home := r.source(a)
+					for rank, m := range truth {
+						s := r.log.Source(event.Source{Model: "m", Group: "default", Instance: "a", Rank: rank})
+						if s == nil || s.Diff(m.Resident()) != "" || s.Incarnation < home.Incarnation {
+							return false
+						}
+					}
+					return home.Batches && home.Last == a.Next()-1
+				})
+			}
+			e := r.bridge()
+			e.serve(a)
+			for i := range 6 {
+				ranked(a, uint32(i%3), truth, kept(10*i)...)
+			}
+			agree("three ranks")
+			for life := range 3 {
+				if dies { // the home lane is told of the new life by the next bridge
+					r.limitLog(r.logged() + int64(life))
+				}
+				a.restart()
+				for _, m := range truth {
+					m.Restart()
+				}
+				ranked(a, uint32(life), truth, append(kept(100+10*life), with(evict(0, "CPU", life), owned("kvcr")))...)
+				if dies {
+					r.await("the log is full", func() bool { return strings.Contains(r.status(a).LastError, "maximum messages") })
+					e.kill()
+					r.limitLog(-1)
+					e = r.bridge()
+					e.serve(a)
+				}
+				agree(fmt.Sprintf("life %d", life))
+			}
+			r.ordered(a)
+		})
+	}
+}
+
+// ordered checks that no record of the home lane is of a later life than what the
+// ranks that its batches name had then.
+func (r *rig) ordered(a *actor) {
+	r.t.Helper()
+	lives := map[event.Source]uint64{}
+	var dec event.Decoder
+	for _, m := range r.messages() {
+		source, err := event.DefaultLog().Parse(m.Subject)
+		if err == nil {
+			err = dec.Reset(m.Data)
+		}
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		lives[source] = dec.Header.Incarnation
+		for other, life := range lives {
+			if source == a.worker.Source && life < lives[source] {
+				r.t.Errorf("the home lane is at incarnation %d in record %d, rank %d at %d", lives[source], m.Sequence, other.Rank, life)
+			}
+		}
+	}
+}
+
+// A bridge that takes a source over keeps what is the cache owner's, also if the
+// engine has started again in between, and what was purged is not needed.
+func TestAnOwnersBlocksAreTakenOver(t *testing.T) {
+	r := newRig(t)
+	a := r.ownedEngine("a")
+	first, next := r.bridge(), r.bridge(func(c *bridge.Config) { c.ID = "next" })
+	first.serve(a)
+	a.publish(kept(1)...)
+	r.synced(a)
+	for life := range 4 {
+		next.Standby(a.worker)
+		r.await("the next bridge is connected", func() bool { return next.Connected(a.worker.Source) })
+		if life%2 == 0 {
+			a.restart()
+			a.publish(prompt(50+life, 0, 1))
+		}
+		first.Release(a.worker.Source)
+		if err := first.AwaitGone(r.ctx, a.worker.Source); err != nil {
+			t.Fatal(err)
+		}
+		if life%2 == 1 {
+			a.restart()
+			a.publish(prompt(50+life, 0, 1))
+		}
+		next.Set(a.worker)
+		r.synced(a)
+		first, next = next, first
+		if last := r.source(a); last.Restarts == life+1 {
+			continue
+		}
+		t.Fatalf("%d restarts on record in life %d", r.source(a).Restarts, life)
+	}
+	st, err := r.js.Stream(r.ctx, "KV")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := st.Purge(r.ctx, jetstream.WithPurgeSequence(lastCheckpoint(t, r))); err != nil {
+		t.Fatal(err)
+	}
+	first.kill()
+	r.bridge().serve(a)
+	a.publish(with(evict(1, "CPU", 1), owned("kvcr")))
+	r.synced(a)
+}
+
+// A gap may be about anybody's blocks. What is left over a restart may be wrong for
+// what was lost before; where gaps empty a source, all of it goes.
+func TestAnOwnersBlocksAndGaps(t *testing.T) {
+	for _, policy := range []bridge.GapPolicy{bridge.KeepOnGap, bridge.ResetOnGap} {
+		t.Run(string(policy), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			a := r.ownedEngine("a")
+			a.oracle.onGap = policy == bridge.ResetOnGap
+			e := r.bridge(func(c *bridge.Config) { c.OnGap = policy })
+			e.serve(a)
+			a.publish(kept(1)...)
+			a.deliver(mock.Gone, prompt(5, 0, 1))
+			a.publish(kept(11)...)
+			r.synced(a)
+			a.restart()
+			a.publish(prompt(6, 0, 1))
+			r.synced(a)
+			r.await("it is uncertain", func() bool { return r.status(a).Uncertain })
+			e.kill()
+			r.bridge(func(c *bridge.Config) { c.OnGap = policy }).serve(a)
+			r.await("it is uncertain still", func() bool { st := r.status(a); return st.Uncertain && st.State == event.StateActive })
+			if n := r.source(a).LostBefore; n != 1 {
+				t.Errorf("%d batches are lost on record, want 1", n)
+			}
+		})
+	}
+}
