@@ -33,6 +33,7 @@ type Bridge struct {
 	metrics *metrics
 	trace   *tracing
 	repairs chan struct{} // one token a replay request
+	turns   turns         // of checkpoints
 
 	mu     sync.Mutex
 	slots  map[event.Source]*slot

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
+	"time"
 
 	"github.com/nats-io/nuid"
 	"go.opentelemetry.io/otel/trace"
@@ -49,6 +51,7 @@ type lane struct {
 	// The publisher's own.
 	log     publication
 	digest  []byte               // scratch
+	turn    time.Time            // when a checkpoint that is due may be written; zero: not asked for
 	batches []*trace.SpanContext // sampled batches that the next record has something of
 }
 
@@ -417,7 +420,44 @@ func (n *lane) checkpointDue() bool {
 	if n.held() || !n.due && n.log.bytes < max(n.l.b.cfg.CheckpointBytes, 4*n.log.checkpointBytes) {
 		return false
 	}
+	if !n.log.anew && !n.hasTurn(time.Now()) {
+		return false
+	}
 	return n.allowed() == len(n.marks) // everything that was applied is in it
+}
+
+// hasTurn tells whether it is the lane's turn to write a checkpoint. If not the
+// lane is woken when it is.
+func (n *lane) hasTurn(now time.Time) bool {
+	if n.turn.IsZero() {
+		n.turn = n.l.b.turns.next(now)
+		if n.turn.After(now) {
+			time.AfterFunc(n.turn.Sub(now), n.signal)
+		}
+	}
+	return !n.turn.After(now)
+}
+
+// turns spaces the checkpoints of all lanes. Sources with the same load are due at
+// the same time, and all of them at once would keep the processors from everything
+// else for tens of milliseconds.
+type turns struct {
+	mu   sync.Mutex
+	last time.Time
+}
+
+// turnGap is several times what a checkpoint of 4,096 blocks takes.
+const turnGap = 4 * time.Millisecond
+
+// next returns the next turn that is free.
+func (t *turns) next(now time.Time) time.Time {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.last = t.last.Add(turnGap)
+	if t.last.Before(now) {
+		t.last = now
+	}
+	return t.last
 }
 
 // checkpoint publishes what waits, and then the whole state of the source as it
@@ -485,6 +525,7 @@ func (n *lane) write(ctx context.Context, chunks []residency.Chunk, h event.Head
 		}
 	}
 	n.log.bytes, n.log.checkpointBytes, n.log.anew = total, total, false
+	n.turn = time.Time{}
 	n.l.mu.Lock()
 	n.checkpointAt = at
 	n.l.mu.Unlock()
