@@ -186,7 +186,7 @@ func (s *State) repeats(hashes []event.EngineHash) bool {
 		if hashes[i].Name != nil {
 			return repeatsNames(hashes)
 		}
-		at := seen.ref(hashes[i].Bits)
+		at := seen.ref(hashes[i].Bits, hashOf(hashes[i].Bits, seen.seed))
 		if *at != 0 {
 			return true
 		}

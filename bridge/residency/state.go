@@ -35,10 +35,10 @@ type State struct {
 
 	cells []cell // arena; cell 0 is no cell
 	free  map[uint16]uint32
-	ints  table             // engine hash → head cell, of hashes that are integers
+	ints  directory         // engine hash → head cell, of hashes that are integers
 	names map[string]uint32 // the same of all others; the key is a typeByte and the name
 	named map[uint32]string // head cell → its key in names
-	seqs  table             // sequence hash → first of the cells that cover it
+	seqs  directory         // sequence hash → first of the cells that cover it
 
 	spilled map[spill]uint32 // copies that a cell has no room for
 	pools   []pool
