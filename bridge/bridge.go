@@ -35,6 +35,9 @@ type Bridge struct {
 	repairs chan struct{} // one token a replay request
 	turns   turns         // of checkpoints
 
+	owners      ownerSlots
+	attachments Attachments // nil: they are on record nowhere
+
 	mu     sync.Mutex
 	slots  map[event.Source]*slot
 	known  map[event.Source]bool      // sources that a worker is registered for, with whichever bridge
@@ -91,9 +94,13 @@ func New(nc *nats.Conn, js jetstream.JetStream, cfg Config, opts Options) (*Brid
 		metrics: m,
 		trace:   newTracing(opts.Tracer),
 		repairs: make(chan struct{}, cfg.Repairs),
-		slots:   map[event.Source]*slot{},
-		known:   map[event.Source]bool{},
-		strays:  map[event.Source]*listener{},
+
+		owners:      ownerSlots{max: cfg.MaxSlots, held: map[string]ownerSlot{}},
+		attachments: opts.Attachments,
+
+		slots:  map[event.Source]*slot{},
+		known:  map[event.Source]bool{},
+		strays: map[event.Source]*listener{},
 	}, nil
 }
 
@@ -369,8 +376,17 @@ func (s *slot) forgotten() bool {
 
 // listen runs a listener until it is no longer wanted, or fails.
 func (s *slot) listen(ctx context.Context, r role, w event.Worker) error {
+	if err := s.b.attach(ctx, &w); err != nil {
+		return err
+	}
+	defer s.b.detach(&w)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	if r == writing {
+		if err := s.b.record(ctx, &w); err != nil {
+			return err
+		}
+	}
 	l := newListener(ctx, cancel, s.b, w)
 	defer l.close()
 	if err := l.open(r == standing); err != nil {
@@ -386,7 +402,11 @@ func (s *slot) listen(ctx context.Context, r role, w event.Worker) error {
 			switch {
 			case now == r && worker.Equal(&w):
 			case r == standing && now == writing && worker.Equal(&w):
-				if err := l.activate(); err == nil {
+				err := s.b.record(ctx, &w)
+				if err == nil {
+					err = l.activate()
+				}
+				if err == nil {
 					r = writing
 				} else if ctx.Err() == nil {
 					l.failed(err)

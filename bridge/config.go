@@ -49,6 +49,10 @@ type Config struct {
 	// reached stops reading that engine.
 	MaxBacklog int
 
+	// MaxSlots is how many workers with cache owners are read at a time. What a
+	// cache owner's memory holds is known for longer than engines run.
+	MaxSlots int
+
 	// Repairs is how many replay requests are open at a time, over all
 	// workers.
 	Repairs int
@@ -97,6 +101,8 @@ func Default(id string) Config {
 		MaxHeld:    32 << 20,
 		MaxBacklog: 8 << 20,
 
+		MaxSlots: 8,
+
 		Repairs:        8,
 		RepairTimeout:  2 * time.Second,
 		RepairInterval: time.Second,
@@ -124,6 +130,7 @@ func (c *Config) Validate() error {
 		errs = append(errs, fmt.Errorf("bridge: Log: %w", err))
 	}
 	check(c.OnGap == KeepOnGap || c.OnGap == ResetOnGap, "bridge: OnGap is %q, want %q or %q", c.OnGap, KeepOnGap, ResetOnGap)
+	check(c.MaxSlots >= 0, "bridge: MaxSlots is %d, want 0 or more", c.MaxSlots)
 	check(c.Media != nil, "bridge: Media is nil")
 	check(c.MaxHeld >= c.ZMTP.MaxMessage/64, "bridge: MaxHeld is %d bytes, too little for messages of up to %d", c.MaxHeld, c.ZMTP.MaxMessage)
 	check(c.MaxBacklog >= c.MaxMessage, "bridge: MaxBacklog is %d bytes, less than the %d of MaxMessage", c.MaxBacklog, c.MaxMessage)

@@ -75,9 +75,10 @@ type rig struct {
 	js  jetstream.JetStream
 	log *feed.Reader
 
-	actors map[event.Source]*actor
-	tracer trace.TracerProvider // of bridges
-	loose  bool                 // records are not compared with the actors
+	actors      map[event.Source]*actor
+	tracer      trace.TracerProvider // of bridges
+	attachments bridge.Attachments   // of bridges
+	loose       bool                 // records are not compared with the actors
 
 	mu       sync.Mutex
 	statuses map[string]event.ListenerStatus // what bridges said last of each source
@@ -221,7 +222,7 @@ func (r *rig) bridge(change ...func(*bridge.Config)) *edge {
 		log = slog.New(slog.DiscardHandler)
 	}
 	var err error
-	if e.Bridge, err = bridge.New(e.nc, e.js, cfg, bridge.Options{Logger: log, Meter: provider, Tracer: r.tracer}); err != nil {
+	if e.Bridge, err = bridge.New(e.nc, e.js, cfg, bridge.Options{Logger: log, Meter: provider, Tracer: r.tracer, Attachments: r.attachments}); err != nil {
 		r.t.Fatal(err)
 	}
 	var ctx context.Context

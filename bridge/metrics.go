@@ -19,6 +19,8 @@ type Options struct {
 	Meter  metric.MeterProvider
 	// Tracer makes spans of batches and records; nil: nothing is traced.
 	Tracer trace.TracerProvider
+	// Attachments is told which cache owners are attached; nil: nobody is.
+	Attachments Attachments
 }
 
 func (o Options) withDefaults() Options {
@@ -43,6 +45,7 @@ type metrics struct {
 	records     metric.Int64Counter
 	bytes       metric.Int64Counter
 	checkpoints metric.Int64Counter
+	refused     metric.Int64Counter
 	latency     metric.Float64Histogram
 }
 
@@ -66,6 +69,7 @@ func newMetrics(provider metric.MeterProvider) (*metrics, error) {
 	counter(&m.replays, "kvmesh.bridge.replay.requests", "{request}", "Replay requests made to engines.")
 	counter(&m.records, "kvmesh.bridge.records", "{record}", "Records written to the log.")
 	counter(&m.bytes, "kvmesh.bridge.records_size", "By", "Size of the records written to the log.")
+	counter(&m.refused, "kvmesh.bridge.slots.refused", "{attempt}", "Attempts to read a worker whose cache owner found no slot free.")
 	counter(&m.checkpoints, "kvmesh.bridge.checkpoints", "{checkpoint}", "Checkpoints written to the log.")
 	var err error
 	m.latency, err = meter.Float64Histogram("kvmesh.bridge.publish.duration", metric.WithUnit("s"),

@@ -1,8 +1,13 @@
 package bridge_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -69,7 +74,7 @@ func TestAnOwnersBlocksOutliveTheEngine(t *testing.T) {
 				t.Errorf("%d restarts on record, want 3", n)
 			}
 			// The last of them goes, and the next life begins with nothing.
-			a.publish(with(model.Event{Op: model.Clear}, owned("kvcr")), with(evict(1, "CPU", 1), owned("kvcr")), prompt(90, 0, 1))
+			a.publish(with(model.Event{Op: model.Clear}, owned("kvcr")), prompt(90, 0, 1))
 			r.synced(a)
 			a.restart()
 			a.publish(prompt(91, 0, 1))
@@ -301,6 +306,194 @@ func TestAnOwnersBlocksAndGaps(t *testing.T) {
 			r.await("it is uncertain still", func() bool { st := r.status(a); return st.Uncertain && st.State == event.StateActive })
 			if n := r.source(a).LostBefore; n != 1 {
 				t.Errorf("%d batches are lost on record, want 1", n)
+			}
+		})
+	}
+}
+
+// -- slots --------------------------------------------------------------------
+
+// recorder is where attachments are on record.
+type recorder struct {
+	mu       sync.Mutex
+	attached map[string]string // by id: instance at bridge
+	fails    bool
+	times    int // of attaching
+}
+
+func (r *recorder) Attach(_ context.Context, w event.Worker, bridge string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.times++
+	if r.fails {
+		return errors.New("the record can't be written")
+	}
+	r.attached[w.CacheOwner] = w.Instance + " at " + bridge
+	return nil
+}
+
+func (r *recorder) Detach(_ context.Context, w event.Worker, bridge string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.attached[w.CacheOwner] == w.Instance+" at "+bridge {
+		delete(r.attached, w.CacheOwner)
+	}
+	return nil
+}
+
+// has tells whether just these are attached.
+func (r *recorder) has(want ...string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Equal(slices.Sorted(maps.Values(r.attached)), want)
+}
+
+// slotted starts engines with owners, and a bridge with so many slots.
+func (r *rig) slotted(slots int, names ...string) (*edge, *recorder, []*actor) {
+	r.t.Helper()
+	rec := &recorder{attached: map[string]string{}}
+	r.attachments = rec
+	var actors []*actor
+	for _, name := range names {
+		a := r.ownedEngine(name)
+		a.worker.CacheOwner = "owner of " + name
+		actors = append(actors, a)
+	}
+	return r.bridge(func(c *bridge.Config) { c.MaxSlots = slots }), rec, actors
+}
+
+// A bridge reads as many workers with owners as it has slots. One more is refused in
+// so many words, and read when a slot is free; a worker that comes back has its own,
+// and one that has been away for longest gives its own up.
+func TestSlots(t *testing.T) {
+	r := newRig(t)
+	e, rec, all := r.slotted(2, "a", "b", "c")
+	a, b, c := all[0], all[1], all[2]
+	plain := r.engine("plain")
+	e.serve(a, b, plain)
+	r.await("both are on record", func() bool { return rec.has("a at edge", "b at edge") })
+	e.Set(c.worker)
+	r.await("the third is refused", func() bool {
+		st := r.status(c)
+		return st.State == event.StateFailed && strings.Contains(st.LastError, "--max-slots")
+	})
+	if e.count("kvmesh.bridge.slots.refused") == 0 {
+		t.Error("nobody counts that")
+	}
+	if c.Subscribers() > 0 || !rec.has("a at edge", "b at edge") {
+		t.Error("it is read all the same")
+	}
+	a.restart() // of the engine, which takes no other slot
+	a.publish(prompt(1, 0, 1))
+	e.Set(relabelled(b.worker)) // the worker, changed
+	r.synced(a)
+	e.connected(b)
+	r.await("both are on record still", func() bool { return rec.has("a at edge", "b at edge") })
+	if st := r.status(c); st.State != event.StateFailed {
+		t.Errorf("the third is %s", st.State)
+	}
+	e.Release(a.worker.Source)
+	e.connected(c) // at once
+	c.publish(prompt(3, 0, 1))
+	r.synced(c)
+	r.await("the slot is the third one's", func() bool { return rec.has("b at edge", "c at edge") })
+	e.Set(a.worker)
+	r.await("the first one is refused", func() bool { return r.status(a).State == event.StateFailed })
+	e.Remove(b.worker.Source)
+	e.connected(a)
+	r.await("until the second one is gone", func() bool { return rec.has("a at edge", "c at edge") })
+	e.stop()
+	if !rec.has() {
+		t.Error("what is not read is attached")
+	}
+}
+
+// relabelled is a worker that has changed.
+func relabelled(w event.Worker) event.Worker {
+	w.Labels = map[string]string{"rack": "2"}
+	return w
+}
+
+// A start that fails leaves no slot in use, and nothing on record.
+func TestASlotIsGivenBackWhenAStartFails(t *testing.T) {
+	r := newRig(t)
+	e, rec, all := r.slotted(1, "a", "b")
+	a, b := all[0], all[1]
+	rec.fails = true
+	e.Set(a.worker)
+	r.await("the first can't be put on record", func() bool { return strings.Contains(r.status(a).LastError, "record can't be written") })
+	rec.mu.Lock()
+	rec.fails = false
+	rec.mu.Unlock()
+	e.connected(a)
+	r.await("it is tried again", func() bool { return rec.has("a at edge") })
+	e.Release(a.worker.Source)
+	if err := e.AwaitGone(r.ctx, a.worker.Source); err != nil {
+		t.Fatal(err)
+	}
+	// The log refuses what does not fit it: the listener can't open.
+	broken := b.worker
+	broken.Endpoint = "tcp://127.0.0.1:0"
+	e.Set(broken)
+	r.await("the second fails", func() bool { return r.status(b).State == event.StateFailed && rec.has() })
+	e.Set(a.worker)
+	e.connected(a)
+	r.await("the first finds the slot", func() bool { return rec.has("a at edge") })
+	r.await("and the second none", func() bool { return strings.Contains(r.status(b).LastError, "--max-slots") })
+}
+
+// A bridge without slots reads the others.
+func TestNoSlots(t *testing.T) {
+	r := newRig(t)
+	e, rec, all := r.slotted(0, "a")
+	plain := r.engine("plain")
+	e.Set(all[0].worker)
+	e.serve(plain)
+	plain.publish(prompt(1, 0, 1))
+	r.synced(plain)
+	r.await("the other is refused", func() bool { return strings.Contains(r.status(all[0]).LastError, "has 0") })
+	if !rec.has() || rec.times > 0 {
+		t.Error("it is on record")
+	}
+}
+
+// What is published under another topic is not the worker's, live or in a replay,
+// also if the worker's is the beginning of it.
+func TestTopicsAreCompared(t *testing.T) {
+	for _, topic := range []string{"kvcr-1", "kvcr-10", "kvcr-2"} {
+		t.Run(topic, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			a := r.engine("a", func(o *mock.Options) { o.Topic, o.Replay.Topic = topic, true })
+			a.worker.Topic = "kvcr-1"
+			e := r.bridge()
+			if topic == a.worker.Topic {
+				a.publish(prompt(1, 0, 2)) // before anybody listens
+				e.serve(a)
+				a.publish(prompt(2, 0, 1))
+				r.synced(a)
+				wantGaps(t, r.source(a))
+				return
+			}
+			// The live one is right, and the replay socket another engine's.
+			other := r.engine("other", func(o *mock.Options) { o.Topic, o.Replay.Topic = topic, true })
+			other.publish(prompt(9, 0, 4))
+			live := r.engine("live", func(o *mock.Options) { o.Topic = "kvcr-1" })
+			live.worker.Topic, live.worker.ReplayEndpoint = "kvcr-1", other.worker.ReplayEndpoint
+			live.publish(prompt(3, 0, 1))
+			live.mayLose(0)
+			e.serve(live)
+			live.publish(prompt(4, 0, 1))
+			r.synced(live)
+			r.await("the replay is dropped", func() bool { return r.status(live).Dropped["other_topic"] > 0 })
+			e.Set(a.worker)
+			if strings.HasPrefix(topic, "kvcr-1") {
+				e.connected(a)
+				a.publish(prompt(5, 0, 1))
+				r.await("the live batch is dropped", func() bool { return r.status(a).Dropped["other_topic"] > 0 })
+			}
+			if s := r.log.Source(a.worker.Source); s != nil && len(s.Resident()) > 0 {
+				t.Errorf("holds %v", s.Resident())
 			}
 		})
 	}

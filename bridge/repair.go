@@ -178,6 +178,12 @@ func (l *listener) replay(q *request) error {
 		if len(frames) < 2 || len(frames[len(frames)-2]) != 8 {
 			return fmt.Errorf("a replay message of %d frames", len(msg.Frames))
 		}
+		if l.otherTopic(frames) {
+			l.mu.Lock()
+			l.drop("other_topic", 1)
+			l.mu.Unlock()
+			continue
+		}
 		seq, payload := binary.BigEndian.Uint64(frames[len(frames)-2]), frames[len(frames)-1]
 		if seq == endMarker {
 			if !l.askOn(q, start[:]) {
@@ -199,6 +205,16 @@ func (l *listener) replay(q *request) error {
 			return nil
 		}
 	}
+}
+
+// otherTopic tells whether a batch of a replay was published under another topic than
+// the worker's. Engines say the topic between the delimiter and the number, or don't.
+func (l *listener) otherTopic(frames [][]byte) bool {
+	if l.worker.Topic == "" || len(frames) < 3 {
+		return false
+	}
+	topic := frames[len(frames)-3]
+	return len(topic) > 0 && string(topic) != l.worker.Topic
 }
 
 // maxAhead is how far a replay may be ahead of the live batches. What is further

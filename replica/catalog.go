@@ -30,14 +30,16 @@ type Catalog struct {
 	kv       jetstream.KeyValue // nil until the bucket is there
 	created  time.Time          // of the bucket
 	workers  map[event.Source]event.Worker
+	owners   map[string]attachment   // by key
 	at       map[event.Source]uint64 // their revisions
 	revision uint64                  // of the bucket, up to which workers is true
 	read     bool                    // all of the bucket has been read
 	changed  chan struct{}
 
 	// The follower's own.
-	told   map[event.Source]bool // while the bucket is read from the beginning; else nil
-	rescue bool                  // the bucket was made anew: what is known is put back
+	told         map[event.Source]bool // while the bucket is read from the beginning; else nil
+	ownersBefore map[string]attachment // those of the bucket before it was read again
+	rescue       bool                  // the bucket was made anew: what is known is put back
 }
 
 // Observer is told of every change of the catalog, from one goroutine and in
@@ -79,12 +81,14 @@ func NewCatalog(js jetstream.JetStream, cfg CatalogConfig, logger *slog.Logger, 
 		log:     logger,
 		see:     observers,
 		workers: map[event.Source]event.Worker{},
+		owners:  map[string]attachment{},
 		at:      map[event.Source]uint64{},
 		changed: make(chan struct{}),
 	}
 }
 
-// Keys of the bucket: a worker rank, and a partition with its block size.
+// Keys of the bucket: a worker rank, a partition with its block size, and a cache
+// owner.
 const (
 	workerPrefix    = "w."
 	partitionPrefix = "p."
@@ -148,12 +152,16 @@ func (c *Catalog) begin(kv jetstream.KeyValue, created time.Time) {
 	defer c.mu.Unlock()
 	c.rescue = c.read && !created.Equal(c.created)
 	c.kv, c.created, c.revision = kv, created, 0 // a bucket made anew counts from the beginning
-	c.told = map[event.Source]bool{}
+	c.told, c.ownersBefore, c.owners = map[event.Source]bool{}, c.owners, map[string]attachment{}
 }
 
 // each implements follower.
 func (c *Catalog) each(e change) {
 	key, ok := strings.CutPrefix(e.key, workerPrefix)
+	if strings.HasPrefix(e.key, ownerPrefix) {
+		c.owned(e)
+		return
+	}
 	if !ok {
 		c.reached(e.revision, func() {})
 		return
@@ -220,6 +228,10 @@ func (c *Catalog) putBack(workers []event.Worker) {
 	for i := range workers {
 		w := &workers[i]
 		if _, err := c.claimBlockSize(ctx, c.kv, w); err != nil {
+			c.log.Warn("worker not put back", "instance", w.Instance, "rank", w.Rank, "error", err)
+			continue
+		}
+		if err := c.claimOwnerAgain(ctx, c.kv, w); err != nil {
 			c.log.Warn("worker not put back", "instance", w.Instance, "rank", w.Rank, "error", err)
 			continue
 		}
@@ -302,6 +314,7 @@ func (c *Catalog) bucketNow() (jetstream.KeyValue, error) {
 // process have been told. Registering a worker again as it is is fine. Errors
 // wrap event.ErrWorker or event.ErrConflict, or say why NATS could not be reached.
 func (c *Catalog) Register(ctx context.Context, w event.Worker) error {
+	w.Complete()
 	if err := w.Validate(); err != nil {
 		return err
 	}
@@ -321,13 +334,22 @@ func (c *Catalog) Register(ctx context.Context, w event.Worker) error {
 	if err != nil {
 		return err
 	}
+	if err := c.claimOwner(ctx, kv, &w); err != nil {
+		return err
+	}
 	w.Life = nuid.Next()
 	revision, err := c.write(ctx, kv, &w, 0)
 	if errors.Is(err, jetstream.ErrKeyExists) {
 		revision, err = c.meet(ctx, kv, &w)
 	}
-	if err == nil && alone {
-		if err = c.confirmBlockSize(ctx, kv, &w, claim); errors.Is(err, event.ErrConflict) {
+	if err == nil {
+		if alone {
+			err = c.confirmBlockSize(ctx, kv, &w, claim)
+		}
+		if err == nil {
+			err = c.confirmOwner(ctx, kv, &w)
+		}
+		if errors.Is(err, event.ErrConflict) {
 			err = errors.Join(err, kv.Delete(ctx, workerPrefix+w.Key(), jetstream.LastRevision(revision)))
 		}
 	}
@@ -420,6 +442,9 @@ func (c *Catalog) conflict(w *event.Worker) (revision uint64, err error) {
 		return 0, fmt.Errorf("%w: rank %d of instance %q is registered with endpoint %s; unregister it before you change it", event.ErrConflict, w.Rank, w.Instance, before.Endpoint)
 	}
 	for _, other := range c.workers {
+		if w.CacheOwner != "" && other.CacheOwner == w.CacheOwner {
+			return 0, ownedByAnother(w.CacheOwner, other.Source)
+		}
 		if other.Instance == w.Instance && other.Partition() != w.Partition() {
 			return 0, fmt.Errorf("%w: instance %q is registered for model %q, routing group %q", event.ErrConflict, w.Instance, other.Model, other.Group)
 		}
@@ -526,10 +551,11 @@ func (c *Catalog) Unregister(ctx context.Context, instance, model, group string,
 		return nil, err
 	}
 	var out []event.Source
+	var owned []event.Worker
 	c.mu.Lock()
-	for s := range c.workers {
+	for s, w := range c.workers {
 		if s.Instance == instance && s.Model == model && (group == "" || group == s.Group) && (rank == nil || *rank == s.Rank) {
-			out = append(out, s)
+			out, owned = append(out, s), append(owned, w)
 		}
 	}
 	c.mu.Unlock()
@@ -541,6 +567,9 @@ func (c *Catalog) Unregister(ctx context.Context, instance, model, group string,
 		if err := kv.Delete(ctx, workerPrefix+s.Key()); err != nil {
 			return nil, fmt.Errorf("catalog: %w", err)
 		}
+	}
+	for i := range owned {
+		c.releaseOwner(ctx, kv, &owned[i])
 	}
 	return out, c.awaitGone(ctx, out)
 }

@@ -134,7 +134,8 @@ func (f *fleet) member(id string, change func(*replica.LeaseConfig)) *member {
 	cfg.ZMTP.BackoffMin, cfg.ZMTP.BackoffMax = 2*time.Millisecond, 50*time.Millisecond
 	cfg.RepairInterval, cfg.ProbeInterval = 10*time.Millisecond, 50*time.Millisecond
 	cfg.StopTimeout = 5 * time.Second
-	edge, err := bridge.New(nc, js, cfg, bridge.Options{Logger: log})
+	var catalog *replica.Catalog
+	edge, err := bridge.New(nc, js, cfg, bridge.Options{Logger: log, Attachments: attachments{&catalog}})
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -144,7 +145,6 @@ func (f *fleet) member(id string, change func(*replica.LeaseConfig)) *member {
 		change(&lc)
 	}
 	m := &member{f: f, nc: nc, meter: metric.NewManualReader()}
-	var catalog *replica.Catalog
 	m.leases, err = replica.NewLeases(js, edge, lc, replica.LeaseOptions{Logger: log, Meter: metric.NewMeterProvider(metric.WithReader(m.meter)), Refresh: func(ctx context.Context, s event.Source) error { return catalog.Refresh(ctx, s) }})
 	if err != nil {
 		f.t.Fatal(err)

@@ -33,7 +33,11 @@ func (s *State) Apply(ev *engine.Event, out *Ops) (Reason, int) {
 		return UnknownOwner, 1
 	}
 	if ev.Kind == engine.Cleared {
-		s.clear(s.cfg.Clears, owner)
+		if owner == engineOwner {
+			s.clear(s.cfg.Clears, owner)
+		} else {
+			s.clear(event.AllTiers, owner) // whatever the engine's own clears mean
+		}
 		return "", 0
 	}
 	if !s.main(ev) {

@@ -106,8 +106,8 @@ type spill struct {
 type Config struct {
 	// BlockSize is the index's, in tokens.
 	BlockSize int
-	// Clears are the tiers that the engine means when it says that all blocks
-	// are cleared.
+	// Clears are the tiers that the engine means when it says that all its own
+	// blocks are cleared.
 	Clears event.TierMask
 	// CacheOwner says that the worker has a cache owner, whose memory outlives
 	// the engine. Else all memory is the engine's own, whatever it says.

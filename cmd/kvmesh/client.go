@@ -163,7 +163,7 @@ func registerCommand() *cobra.Command {
 			return err
 		}
 		if len(workers) == 0 {
-			return errors.New("no --worker given: want instance[:rank]=endpoint[,replay=endpoint][,topic=t]")
+			return errors.New("no --worker given: want instance[:rank]=endpoint[,replay=endpoint][,topic=t][,owner=auto|id]")
 		}
 		for _, w := range workers {
 			body := map[string]any{
@@ -179,7 +179,11 @@ func registerCommand() *cobra.Command {
 			if w.ReplayEndpoint != "" {
 				body["replay_endpoint"] = w.ReplayEndpoint
 			}
-			if err := c.call(cmd.Context(), io.Discard, http.MethodPost, "/register", body); err != nil {
+			out := io.Discard
+			if w.CacheOwner != "" {
+				body["cache_owner"], out = w.CacheOwner, cmd.OutOrStdout()
+			}
+			if err := c.call(cmd.Context(), out, http.MethodPost, "/register", body); err != nil {
 				return fmt.Errorf("%s: %w", w.Instance, err)
 			}
 		}

@@ -38,7 +38,7 @@ environment, and that over the file.`,
 		SilenceUsage:  true,
 		Version:       version(),
 	}
-	cmd.AddCommand(serveCommand(), bridgeCommand(), indexerCommand(), mockCommand(), benchCommand(), healthCommand(), checkCommand(), reshardCommand(), versionCommand(), docsCommand())
+	cmd.AddCommand(serveCommand(), bridgeCommand(), indexerCommand(), mockCommand(), benchCommand(), healthCommand(), checkCommand(), reshardCommand(), versionCommand(), docsCommand(), ownerCommand())
 	cmd.AddCommand(clientCommands()...)
 	completeValues(cmd)
 	cmd.SetFlagErrorFunc(func(c *cobra.Command, err error) error {

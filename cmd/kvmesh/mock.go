@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvmesh/kvmesh/indexer/event"
 	"github.com/kvmesh/kvmesh/integration/engines"
 	"github.com/kvmesh/kvmesh/integration/mock"
 	"github.com/kvmesh/kvmesh/integration/workload"
@@ -30,6 +31,7 @@ type mockFleet struct {
 	model    string
 	group    string
 	register bool
+	owner    bool
 	// advertise is the host by which others reach the sockets; empty: the one
 	// that they bind.
 	advertise string
@@ -70,6 +72,7 @@ with a running kvmesh. Faults come by --fault, or by POST /faults.`,
 	f.IntVar(&o.Cache.BlockSize, "block-size", 16, "tokens a block")
 	f.IntVar(&o.Cache.Device, "device-blocks", 4096, "blocks that a device has")
 	f.IntVar(&o.Cache.Host, "host-blocks", 0, "blocks that the host tier of a rank has; 0: no host tier")
+	f.BoolVar(&m.owner, "owner", false, "the host tier is that of a cache owner: tagged so, it outlives its engine, which publishes under a topic derived from the owner's id")
 	f.DurationVar(&o.Cache.Transfer, "transfer", 50*time.Microsecond, "how long a block takes between device and host")
 	f.BoolVar(&o.Cache.WriteThrough, "write-through", false, "copy blocks to the host when they are stored, rather than when they are evicted")
 	f.DurationVar(&o.Latency.Base, "latency", 0, "how long a request takes at least")
@@ -112,6 +115,11 @@ func (m *mockFleet) run(cmd *cobra.Command, _ []string) error {
 	}
 	if m.options.Islands > 0 && strings.Contains(m.options.Topic, "%w") && m.options.Ranks > 1 {
 		return errors.New("--islands registers engines, which have one topic for all ranks: --topic must not have %w in it")
+	}
+	if m.owner {
+		if m.options.Cache.Owner = "kvcr"; m.options.Islands > 0 {
+			return errors.New("--islands registers engines, and a cache owner is that of a rank: give --islands or --owner")
+		}
 	}
 	m.options.Dialect, m.options.Seed = mock.Dialect(m.dialect), m.workload.Seed
 	if size := m.options.Cache.Device * m.options.Cache.BlockSize; m.workload.Context > size {
@@ -170,11 +178,23 @@ func (m *mockFleet) serve(ctx context.Context, fleet *engines.Fleet, sessions *w
 	return fleet.Err()
 }
 
-// describe returns the workers as others reach them.
+// describe returns the workers as others reach them, and gives those with cache owners
+// the topics that go with that.
 func (m *mockFleet) describe(fleet *engines.Fleet) []engines.Described {
 	out := fleet.Describe()
 	for i := range out {
-		out[i].Endpoint, out[i].Replay = m.reach(out[i].Endpoint), m.reach(out[i].Replay)
+		d := &out[i]
+		d.Endpoint, d.Replay = m.reach(d.Endpoint), m.reach(d.Replay)
+		if !m.owner {
+			continue
+		}
+		w := event.Worker{
+			Source:   event.Source{Model: m.model, Group: m.group, Instance: d.Instance, Rank: d.Rank},
+			Endpoint: d.Endpoint, Topic: d.Topic, BlockSize: uint32(d.BlockSize), CacheOwner: event.AutoOwner,
+		}
+		w.Complete()
+		d.CacheOwner, d.Topic = w.CacheOwner, w.Topic
+		fleet.Workers[i].SetTopic(w.Topic)
 	}
 	return out
 }
@@ -184,6 +204,9 @@ func printWorkers(out io.Writer, workers []engines.Described) error {
 		line := fmt.Sprintf("%s:%d=%s", w.Instance, w.Rank, w.Endpoint)
 		if w.Replay != "" {
 			line += ",replay=" + w.Replay
+		}
+		if w.CacheOwner != "" {
+			line += ",owner=auto"
 		}
 		if _, err := fmt.Fprintln(out, line); err != nil {
 			return err
@@ -222,6 +245,9 @@ func registrations(workers []engines.Described, model, group string) []registrat
 		body := map[string]any{"model_name": model, "routing_group": group, "block_size": w.BlockSize, "engine": w.Engine}
 		if w.Topic != "" {
 			body["topic"] = w.Topic
+		}
+		if w.CacheOwner != "" {
+			body["cache_owner"] = w.CacheOwner
 		}
 		rank := strconv.FormatUint(uint64(w.Rank), 10)
 		if w.Domain == "" {

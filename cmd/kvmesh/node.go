@@ -116,6 +116,7 @@ func (n *node) addFlags(flags *pflag.FlagSet) {
 		flags.DurationVar(&b.ProbeInterval, "probe-interval", b.ProbeInterval, "silence after which an engine is asked for lost batches")
 		flags.DurationVar(&b.RepairTimeout, "repair-timeout", b.RepairTimeout, "silence after which a replay counts as ended")
 		flags.IntVar(&b.Repairs, "repairs", b.Repairs, "replay requests that are open at a time")
+		flags.IntVar(&b.MaxSlots, "max-slots", b.MaxSlots, "workers with cache owners that are read at a time")
 		flags.IntVar(&b.MaxHeld, "max-held", b.MaxHeld, "bytes held of a worker's batches while others before them are missing")
 		flags.IntVar(&b.MaxBacklog, "max-backlog", b.MaxBacklog, "bytes held of a worker's operations while NATS does not take them")
 		flags.IntVar(&b.Residency.Known, "known-blocks", b.Residency.Known, "blocks remembered of a worker after they left every tier")
@@ -366,7 +367,7 @@ func (n *node) build(nc *nats.Conn, js jetstream.JetStream, log *slog.Logger) (p
 	var catalog *replica.Catalog // made last: it tells the others
 	var observers []replica.Observer
 	if n.withEdge {
-		if p.edge, err = bridge.New(nc, js, n.bridge, bridge.Options{Logger: log, Meter: n.tel.Meter, Tracer: n.tel.Tracer}); err != nil {
+		if p.edge, err = bridge.New(nc, js, n.bridge, bridge.Options{Logger: log, Meter: n.tel.Meter, Tracer: n.tel.Tracer, Attachments: attachments{&catalog}}); err != nil {
 			return parts{}, err
 		}
 		refresh := func(ctx context.Context, s event.Source) error { return catalog.Refresh(ctx, s) }
@@ -386,6 +387,17 @@ func (n *node) build(nc *nats.Conn, js jetstream.JetStream, log *slog.Logger) (p
 	catalog = replica.NewCatalog(js, where, log, observers...)
 	p.catalog = catalog
 	return p, nil
+}
+
+// attachments are those of a catalog that is made later.
+type attachments struct{ catalog **replica.Catalog }
+
+func (a attachments) Attach(ctx context.Context, w event.Worker, bridge string) error {
+	return (*a.catalog).Attach(ctx, w, bridge)
+}
+
+func (a attachments) Detach(ctx context.Context, w event.Worker, bridge string) error {
+	return (*a.catalog).Detach(ctx, w, bridge)
 }
 
 // reader returns what reads the log and answers by it.

@@ -202,7 +202,7 @@ func (d *described) engine() {
 	d.t.Cleanup(e.Stop)
 	d.call("POST", "/register", map[string]any{"instance_id": "w0", "endpoint": e.Addr(), "replay_endpoint": e.ReplayAddr(), "model_name": "m",
 		"routing_group": "default", "block_size": 4, "dp_rank": 0, "topic": "kv", "engine": "vllm", "labels": map[string]string{"zone": "a"}, "ttl_seconds": 3600,
-		"tenant_id": "default", "additionalsalt": nil}, 201)
+		"tenant_id": "default", "additionalsalt": nil, "cache_owner": "auto"}, 201)
 	waiting, cancel := context.WithTimeout(d.t.Context(), patience)
 	defer cancel()
 	d.call("POST", "/register", map[string]any{"instance_id": 7, "endpoint": "tcp://" + freeAddr(d.t), "modelname": "m", "block_size": 4}, 201)
@@ -220,7 +220,7 @@ func (d *described) engine() {
 	}
 	eventually(d.t, "all that happened to w0 shows", func() bool {
 		l := d.listener(d.call("GET", "/workers", nil, 200), "w0")
-		return l["applied_engine_seq"] == json.Number("3") && l["engine_seq"] == json.Number("3") && len(l["dropped"].(map[string]any)) > 0
+		return at(l, "cache_owner", "state") == "attached" && l["applied_engine_seq"] == json.Number("3") && l["engine_seq"] == json.Number("3") && len(l["dropped"].(map[string]any)) > 0
 	})
 	eventually(d.t, "the engine that is not there shows", func() bool {
 		return d.listener(d.call("GET", "/workers", nil, 200), "7")["last_error"] != nil

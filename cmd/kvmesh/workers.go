@@ -24,15 +24,17 @@ type workerFlags struct {
 	blockSize uint32
 	labels    []string
 	ttl       time.Duration
+	owner     string
 }
 
 func (f *workerFlags) add(flags *pflag.FlagSet) {
-	flags.StringArrayVar(&f.workers, "worker", nil, "worker to register: instance[:rank]=endpoint[,replay=endpoint][,topic=t] (repeatable)")
+	flags.StringArrayVar(&f.workers, "worker", nil, "worker to register: instance[:rank]=endpoint[,replay=endpoint][,topic=t][,owner=auto|id] (repeatable)")
 	flags.StringVar(&f.model, "model", "default", "model of the workers given by --worker")
 	flags.StringVar(&f.group, "routing-group", "default", "routing group of the workers given by --worker")
 	flags.StringVar(&f.engine, "engine", "", "engine of the workers given by --worker: vllm, sglang, trtllm, ...")
 	flags.Uint32Var(&f.blockSize, "block-size", 16, "block size of the workers given by --worker, in tokens")
 	flags.StringArrayVar(&f.labels, "label", nil, "labels of the workers given by --worker, such as node=a,rack=b")
+	flags.StringVar(&f.owner, "cache-owner", "", "memory that outlives the engines of the workers given by --worker: auto for ids derived from what they are, or an id; empty: none")
 	flags.DurationVar(&f.ttl, "worker-ttl", 0, "for how long the workers given by --worker are there if nothing comes from them and nobody registers them again; 0: until they are unregistered")
 }
 
@@ -75,9 +77,9 @@ func parseLabels(texts []string) (map[string]string, error) {
 func (f *workerFlags) worker(text string, labels map[string]string) (event.Worker, error) {
 	name, rest, ok := strings.Cut(text, "=")
 	if !ok {
-		return event.Worker{}, errors.New("want instance[:rank]=endpoint[,replay=endpoint][,topic=t]")
+		return event.Worker{}, errors.New("want instance[:rank]=endpoint[,replay=endpoint][,topic=t][,owner=auto|id]")
 	}
-	w := event.Worker{Source: event.Source{Model: f.model, Group: f.group, Instance: name}, Engine: f.engine, BlockSize: f.blockSize, Labels: labels, TTL: f.ttl}
+	w := event.Worker{Source: event.Source{Model: f.model, Group: f.group, Instance: name}, Engine: f.engine, BlockSize: f.blockSize, CacheOwner: f.owner, Labels: labels, TTL: f.ttl}
 	if at := strings.LastIndex(name, ":"); at >= 0 {
 		rank, err := strconv.ParseUint(name[at+1:], 10, 32)
 		if err != nil {
@@ -94,8 +96,10 @@ func (f *workerFlags) worker(text string, labels map[string]string) (event.Worke
 			w.ReplayEndpoint = value
 		case "topic":
 			w.Topic = value
+		case "owner":
+			w.CacheOwner = value
 		default:
-			return event.Worker{}, fmt.Errorf("%q: want replay=endpoint or topic=t", part)
+			return event.Worker{}, fmt.Errorf("%q: want replay=endpoint, topic=t or owner=auto|id", part)
 		}
 	}
 	return w, w.Validate()

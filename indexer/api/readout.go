@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/kvmesh/kvmesh/indexer"
 	"github.com/kvmesh/kvmesh/indexer/event"
@@ -31,6 +32,7 @@ type listenerView struct {
 	ReplayEndpoint   string            `json:"replay_endpoint,omitempty"`
 	Topic            string            `json:"topic,omitempty"`
 	Engine           string            `json:"engine,omitempty"`
+	CacheOwner       *ownerView        `json:"cache_owner,omitempty"`
 	Status           string            `json:"status"`
 	LastError        string            `json:"last_error,omitempty"`
 	Bridge           string            `json:"bridge"`
@@ -43,6 +45,30 @@ type listenerView struct {
 	Gaps             uint64            `json:"gaps"`
 	LostBatches      uint64            `json:"lost_batches"`
 	Dropped          map[string]uint64 `json:"dropped"`
+}
+
+// ownerView is the cache owner of a worker.
+type ownerView struct {
+	ID     string     `json:"id"`
+	State  string     `json:"state"`
+	Bridge string     `json:"bridge,omitempty"`
+	Since  *time.Time `json:"since,omitempty"`
+}
+
+// owner returns the cache owner of a worker. What is on record as attached to a bridge
+// that nothing is heard of is not.
+func (s *Server) owner(w *event.Worker, bridge string) *ownerView {
+	if w.CacheOwner == "" {
+		return nil
+	}
+	v := &ownerView{ID: w.CacheOwner, State: "detached"}
+	if at, ok := s.registry.Attachment(w.CacheOwner); ok && at.Source == w.Source {
+		v.Since = &at.Since
+		if at.Bridge != "" && at.Bridge == bridge {
+			v.State, v.Bridge = "attached", bridge
+		}
+	}
+	return v
 }
 
 func (s *Server) workers(r *http.Request) (int, any, error) {
@@ -121,6 +147,7 @@ func (s *Server) listener(w *event.Worker, info indexer.SourceInfo, known bool) 
 	} else {
 		l.LastError = "no bridge reads this worker"
 	}
+	l.CacheOwner = s.owner(w, bridge)
 	if known {
 		l.Incarnation, l.AppliedEngineSeq, l.LogSeq = &info.Incarnation, info.EngineSeq, info.LogSeq
 		l.Gaps, l.LostBatches = info.Gaps, info.Lost

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"time"
 
 	"github.com/kvmesh/kvmesh/indexer/event"
@@ -22,6 +23,7 @@ type registration struct {
 	BlockSize      json.Number       `json:"block_size"`
 	Rank           *uint32           `json:"dp_rank"`
 	Topic          *string           `json:"topic"`
+	CacheOwner     *string           `json:"cache_owner"`
 	Engine         *string           `json:"engine"`
 	Labels         map[string]string `json:"labels"`
 	TTL            *int64            `json:"ttl_seconds"`
@@ -36,14 +38,34 @@ func (s *Server) register(r *http.Request) (int, any, error) {
 	if err != nil {
 		return 0, nil, err
 	}
+	if confined := w.Confined(); w.CacheOwner != "" && confined != "" && !overLoopback(r) {
+		return 0, nil, fmt.Errorf("%w: %s means this host only, and the registration of a worker with a cache_owner came from another: name the host that the engine is on", event.ErrWorker, confined)
+	}
 	if err := s.registry.Register(r.Context(), w); err != nil {
 		return 0, nil, err
+	}
+	if w.CacheOwner != "" {
+		return http.StatusCreated, registered{Status: "ok", CacheOwner: w.CacheOwner, Topic: w.Topic}, nil
 	}
 	return http.StatusCreated, status{"ok"}, nil
 }
 
 type status struct {
 	Status string `json:"status"`
+}
+
+// registered is the reply to a worker with a cache owner: what its engine has to be
+// started with.
+type registered struct {
+	Status     string `json:"status"`
+	CacheOwner string `json:"cache_owner"`
+	Topic      string `json:"topic"`
+}
+
+// overLoopback tells whether a request came from this host.
+func overLoopback(r *http.Request) bool {
+	at, err := netip.ParseAddrPort(r.RemoteAddr)
+	return err == nil && at.Addr().Unmap().IsLoopback()
 }
 
 func (b *registration) worker() (event.Worker, error) {
@@ -65,6 +87,7 @@ func (b *registration) worker() (event.Worker, error) {
 		Topic:          or(b.Topic, ""),
 		Engine:         or(b.Engine, ""),
 		BlockSize:      uint32(size),
+		CacheOwner:     or(b.CacheOwner, ""),
 		Labels:         b.Labels,
 	}
 	if ttl := or(b.TTL, 0); ttl >= 0 && ttl <= int64(event.MaxTTL/time.Second) {
@@ -75,7 +98,9 @@ func (b *registration) worker() (event.Worker, error) {
 	if b.InstanceID != nil {
 		w.Instance, w.IntegerID = b.InstanceID.text, b.InstanceID.integer
 	}
-	return w, w.Validate()
+	err = w.Validate()
+	w.Complete()
+	return w, err
 }
 
 // defaultGroup is the routing group of those who name none.

@@ -33,6 +33,9 @@ type Registry interface {
 	// routing group unless group is empty, of one rank unless rank is nil.
 	// Errors are as for Register, and may wrap event.ErrNotRegistered.
 	Unregister(ctx context.Context, instance, model, group string, rank *uint32) ([]event.Source, error)
+	// Attachment returns what is on record of a cache owner; false if nothing
+	// is.
+	Attachment(id string) (event.Attachment, bool)
 }
 
 // Config is how a Server works.

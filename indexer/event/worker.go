@@ -45,7 +45,7 @@ type Worker struct {
 	// partition have the same one.
 	BlockSize uint32
 	// CacheOwner is the id of the memory of the worker that outlives its
-	// engine's process; empty if there is none.
+	// engine's process, or AutoOwner until Complete; empty if there is none.
 	CacheOwner string
 	// Labels say where a worker runs and what it is, for bridges to claim
 	// it by and for selection.
@@ -92,6 +92,11 @@ func (w *Worker) Validate() error {
 	}
 	if _, err := ParseEndpoint(w.Endpoint); err != nil {
 		return fmt.Errorf("%w: endpoint %w", ErrWorker, err)
+	}
+	if w.CacheOwner != "" {
+		if err := w.validateOwner(); err != nil {
+			return err
+		}
 	}
 	if w.ReplayEndpoint == "" {
 		return nil

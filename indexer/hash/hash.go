@@ -122,3 +122,6 @@ func decodeTokens(buf []uint32, b []byte) []uint32 {
 	}
 	return buf
 }
+
+// Wide returns the XXH3-128 of bytes, in its canonical (big-endian) form.
+func Wide(b []byte) [16]byte { return xxh3.Hash128(b).Bytes() }

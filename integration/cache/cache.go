@@ -245,6 +245,9 @@ func (c *Cache) Clear(now time.Time) error {
 	if c.o.ClearHost {
 		c.host = newHost(c.o.Host)
 		c.stores, c.storing = nil, map[uint64]bool{}
+		if c.o.Owner != "" {
+			c.events = append(c.events, c.tag(model.Event{Op: model.Clear}))
+		}
 	}
 	c.events = append(c.events, model.Event{Op: model.Clear})
 	return nil

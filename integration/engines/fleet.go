@@ -66,6 +66,9 @@ func (o *Options) defaults() error {
 	if o.Cache.Host > 0 && o.Dialect.Features()&model.Media == 0 {
 		return fmt.Errorf("engines: dialect %s has no words for a host tier", o.Dialect)
 	}
+	if o.Cache.Owner != "" && (o.Cache.Host == 0 || o.Dialect.Features()&model.Owners == 0) {
+		return fmt.Errorf("engines: an owner of the host tier needs one, and a dialect with words for it, which %s has not", o.Dialect)
+	}
 	return nil
 }
 

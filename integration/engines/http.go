@@ -61,6 +61,9 @@ type Described struct {
 	Engine    string `json:"engine"`
 	BlockSize int    `json:"block_size"`
 	Domain    string `json:"domain,omitempty"`
+	// CacheOwner is the id of the host tier's cache owner. Describe does not know
+	// it: it depends on how others reach the endpoint.
+	CacheOwner string `json:"cache_owner,omitempty"`
 }
 
 // Describe returns what there is to know of each worker to register it.

@@ -106,6 +106,15 @@ func newWorker(instance string, engine mock.Options, o Options) (*Worker, error)
 	return w, err
 }
 
+// Owned tells whether the host tier is that of a cache owner.
+func (w *Worker) Owned() bool { return w.options.Owner != "" }
+
+// SetTopic gives the worker a topic of its own. It is called before it publishes.
+func (w *Worker) SetTopic(topic string) {
+	w.Topic = topic
+	w.Engine.SetTopic(topic)
+}
+
 func (w *Worker) start() error {
 	if err := w.Engine.Start(); err != nil {
 		return err

@@ -125,10 +125,15 @@ func (v *service) eventually(what string, ok func() bool) {
 
 // worker returns the registration of an engine's rank.
 func worker(w *engines.Worker) event.Worker {
-	return event.Worker{
+	out := event.Worker{
 		Source:   event.Source{Model: "m", Group: "default", Instance: w.Instance, Rank: w.Rank},
 		Endpoint: w.Engine.Addr(), ReplayEndpoint: w.Engine.ReplayAddr(), Topic: w.Topic, Engine: "vllm", BlockSize: 16,
 	}
+	if w.Owned() {
+		out.CacheOwner = event.AutoOwner
+		out.Complete()
+	}
+	return out
 }
 
 // register registers workers, all at once. The first one of a service is to come

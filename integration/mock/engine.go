@@ -312,6 +312,13 @@ func (e *Engine) Resend(seq uint64) error {
 	return fmt.Errorf("%w: %d", ErrNotKept, seq)
 }
 
+// SetTopic changes the topic of what is published from now on, and of what is replayed.
+func (e *Engine) SetTopic(topic string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.topic = []byte(topic)
+}
+
 // SetReplay changes how the engine answers replay requests from now on.
 func (e *Engine) SetReplay(change func(*Replay)) {
 	e.mu.Lock()

@@ -100,6 +100,9 @@ func (e *Engine) serveReplay(ctx context.Context, c net.Conn) {
 
 // answer sends batches and the end marker.
 func (e *Engine) answer(z *zmq4.Conn, r Replay, batches []kept) error {
+	e.mu.Lock()
+	own := e.topic
+	e.mu.Unlock()
 	send := func(topic []byte, seq uint64, payload []byte) error {
 		frames := [][]byte{nil, binary.BigEndian.AppendUint64(nil, seq), payload}
 		if r.Topic {
@@ -113,7 +116,7 @@ func (e *Engine) answer(z *zmq4.Conn, r Replay, batches []kept) error {
 	}
 	for _, b := range batches {
 		for range times {
-			if err := send(e.topic, b.seq, b.payload); err != nil {
+			if err := send(own, b.seq, b.payload); err != nil {
 				return err
 			}
 		}

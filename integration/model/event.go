@@ -26,7 +26,7 @@
 //   - tiers continue each other in the order device, host, disk, external, each
 //     rank on its own; an instance is the best of its ranks
 //   - a clear empties the device tier under the profile vllm, every tier under
-//     any other, of one rank and one owner
+//     any other, of one rank and one owner; one of a cache owner's, every tier
 //   - under the profile vllm a hash of 32 bytes names the integer in its last 8
 //
 // Traffic invents seeded event lists that use all of this. Nothing here is safe

@@ -132,7 +132,7 @@ func (s *Source) Apply(e Event) {
 	case Clear:
 		owner, ok := s.owner(e)
 		for p := range s.copies {
-			if ok && p.owner == owner && (s.profile != VLLM || p.tier == Device) {
+			if ok && p.owner == owner && (owner == cacheOwner || s.profile != VLLM || p.tier == Device) {
 				s.setCopies(p, 0)
 			}
 		}

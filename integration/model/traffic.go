@@ -363,7 +363,7 @@ func (t *Traffic) clear() Event {
 	t.sayOwner(Host, &e)
 	whose, _ := t.truth.owner(e)
 	for tier := range tiers {
-		if t.o.Profile != VLLM || tier == Device {
+		if whose == cacheOwner || t.o.Profile != VLLM || tier == Device {
 			t.held[tier] = slices.DeleteFunc(t.held[tier], func(h holding) bool {
 				return h.owner == whose
 			})

@@ -1,0 +1,128 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/kvmesh/kvmesh/indexer/event"
+)
+
+// ErrNoSlot: as many cache owners are attached as the bridge has slots. Their
+// workers are read when one is free.
+var ErrNoSlot = errors.New("bridge: no slot is free for the worker's cache owner")
+
+// Attachments is where it is on record which cache owner is attached to which
+// bridge. Its methods are called for one worker at a time.
+type Attachments interface {
+	Attach(ctx context.Context, w event.Worker, bridge string) error
+	Detach(ctx context.Context, w event.Worker, bridge string) error
+}
+
+// ownerSlots are the cache owners that the bridge has room for. A worker that is
+// detached, because it stopped or failed to start, finds its slot again unless another
+// one needed it.
+type ownerSlots struct {
+	max int
+
+	mu   sync.Mutex
+	held map[string]ownerSlot // by id
+}
+
+type ownerSlot struct {
+	source   event.Source
+	attached bool
+	since    time.Time
+}
+
+// attach gives a worker's cache owner a slot: its own, or a free one, or that of the
+// one that has been detached for longest. Errors wrap ErrNoSlot.
+func (o *ownerSlots) attach(w *event.Worker) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	own, known := o.held[w.CacheOwner]
+	if own.attached {
+		return fmt.Errorf("%w: %s is attached to rank %d of instance %q still", ErrNoSlot, w.CacheOwner, own.source.Rank, own.source.Instance)
+	}
+	if !known && len(o.held) >= o.max {
+		oldest := ""
+		for id, s := range o.held {
+			if !s.attached && (oldest == "" || s.since.Before(o.held[oldest].since)) {
+				oldest = id
+			}
+		}
+		if oldest == "" {
+			return fmt.Errorf("%w: this bridge has %d (--max-slots), and all are in use", ErrNoSlot, o.max)
+		}
+		delete(o.held, oldest)
+	}
+	o.held[w.CacheOwner] = ownerSlot{w.Source, true, time.Now()}
+	return nil
+}
+
+func (o *ownerSlots) detach(w *event.Worker) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.held[w.CacheOwner] = ownerSlot{w.Source, false, time.Now()}
+}
+
+// count returns how many are attached, and how many are held for those that are not.
+func (o *ownerSlots) count() (attached, detached int64) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, s := range o.held {
+		if s.attached {
+			attached++
+		} else {
+			detached++
+		}
+	}
+	return attached, detached
+}
+
+// attach takes a slot for a worker that has a cache owner.
+func (b *Bridge) attach(ctx context.Context, w *event.Worker) error {
+	if w.CacheOwner == "" {
+		return nil
+	}
+	err := b.owners.attach(w)
+	if err != nil {
+		b.metrics.refused.Add(ctx, 1)
+	}
+	return err
+}
+
+// record puts on record that a worker's cache owner is attached here.
+func (b *Bridge) record(ctx context.Context, w *event.Worker) error {
+	if w.CacheOwner == "" || b.attachments == nil {
+		return nil
+	}
+	return b.attachments.Attach(ctx, *w, b.cfg.ID)
+}
+
+// detach gives the slot of a worker back, and has those look again that wait for
+// one.
+func (b *Bridge) detach(w *event.Worker) {
+	if w.CacheOwner == "" {
+		return
+	}
+	if b.attachments != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), b.cfg.PublishTimeout)
+		defer cancel()
+		if err := b.attachments.Detach(ctx, *w, b.cfg.ID); err != nil {
+			b.log.Warn("cache owner is on record as attached still", "instance", w.Instance, "rank", w.Rank, "cache_owner", w.CacheOwner, "error", err)
+		}
+	}
+	b.owners.detach(w)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, s := range b.slots {
+		s.mu.Lock()
+		if errors.Is(s.err, ErrNoSlot) {
+			s.signal()
+		}
+		s.mu.Unlock()
+	}
+}
