@@ -20,6 +20,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/kvmesh/kvmesh/bridge/engine"
 	"github.com/kvmesh/kvmesh/bridge/residency"
 	"github.com/kvmesh/kvmesh/indexer/event"
 )
@@ -34,6 +35,8 @@ type Bridge struct {
 	trace   *tracing
 	repairs chan struct{} // one token a replay request
 	turns   turns         // of checkpoints
+	memory  *residency.Memory
+	batches sync.Pool // of *engine.Batch: what a batch is read into until it is applied
 
 	owners      ownerSlots
 	attachments Attachments // nil: they are on record nowhere
@@ -82,18 +85,15 @@ func New(nc *nats.Conn, js jetstream.JetStream, cfg Config, opts Options) (*Brid
 		return nil, err
 	}
 	opts = opts.withDefaults()
-	m, err := newMetrics(opts.Meter)
-	if err != nil {
-		return nil, err
-	}
-	return &Bridge{
+	b := &Bridge{
 		cfg:     cfg,
 		nc:      nc,
 		js:      js,
 		log:     opts.Logger,
-		metrics: m,
 		trace:   newTracing(opts.Tracer),
 		repairs: make(chan struct{}, cfg.Repairs),
+		memory:  residency.NewMemory(),
+		batches: sync.Pool{New: func() any { return new(engine.Batch) }},
 
 		owners:      ownerSlots{max: cfg.MaxSlots, held: map[string]ownerSlot{}},
 		attachments: opts.Attachments,
@@ -101,13 +101,19 @@ func New(nc *nats.Conn, js jetstream.JetStream, cfg Config, opts Options) (*Brid
 		slots:  map[event.Source]*slot{},
 		known:  map[event.Source]bool{},
 		strays: map[event.Source]*listener{},
-	}, nil
+	}
+	var err error
+	if b.metrics, err = newMetrics(opts.Meter, b.blockMemory); err != nil {
+		return nil, err
+	}
+	return b, nil
 }
 
 // Run reads engines until ctx ends. Then it writes what it has not written yet,
 // for no longer than the stop timeout, and returns nil. It returns an error only
 // if it can't begin.
 func (b *Bridge) Run(ctx context.Context) error {
+	defer b.metrics.close()
 	requests, err := b.nc.Subscribe(event.CheckpointSubject(">"), b.checkpointAsked)
 	if err != nil {
 		return fmt.Errorf("bridge: subscribe to checkpoint requests: %w", err)
@@ -232,6 +238,18 @@ func (b *Bridge) listeners() []*listener {
 		s.mu.Unlock()
 	}
 	return out
+}
+
+// blockMemory returns how many bytes the blocks of all sources take.
+func (b *Bridge) blockMemory() (n int64) {
+	for _, l := range b.listeners() {
+		l.mu.Lock()
+		for _, lane := range l.lanes {
+			n += int64(lane.state.Bytes())
+		}
+		l.mu.Unlock()
+	}
+	return n
 }
 
 // checkpointAsked handles a request for a checkpoint of a source: somebody found

@@ -266,11 +266,17 @@ func (n *lane) header(marks []mark) event.Header {
 	return h
 }
 
+// keepMarks is for how many batches a lane that has published all keeps room.
+const keepMarks = 16
+
 // taken removes what a record has taken from the queue. first is the lowest
 // number of a batch that it has anything of.
 func (n *lane) taken(ops, marks, bytes int, first uint64) {
 	n.ops.Shift(ops)
-	n.marks = append(n.marks[:0], n.marks[marks:]...)
+	if marks == len(n.marks) && cap(n.marks) > keepMarks {
+		n.marks = nil
+	}
+	n.marks = append(n.marks[:0], n.marks[min(marks, len(n.marks)):]...)
 	for i := range n.marks {
 		n.marks[i].ops -= ops
 	}

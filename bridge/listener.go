@@ -40,7 +40,7 @@ type listener struct {
 
 	mu      sync.Mutex
 	decoder *engine.Decoder
-	batch   engine.Batch
+	batch   *engine.Batch // while one is being applied
 
 	incarnation uint64
 	next        uint64      // number of the batch to apply next
@@ -320,14 +320,16 @@ func (l *listener) accept(seq, conn uint64, payload []byte, at time.Time) bool {
 			return false
 		}
 	}
+	l.batch = l.b.batches.Get().(*engine.Batch)
+	defer l.b.batches.Put(l.batch)
 	times := l.b.trace.time(at)
-	err := l.decoder.Decode(payload, &l.batch)
+	err := l.decoder.Decode(payload, l.batch)
 	times.done()
 	if err == nil && l.meetPublisher() && seq > 0 {
 		l.window.Add(seq, l.conn, payload)
 		return false
 	}
-	if err == nil && l.laneFor(&l.batch) == nil {
+	if err == nil && l.laneFor(l.batch) == nil {
 		l.window.Add(seq, conn, payload)
 		l.openLane(l.batch.Rank)
 		return false
@@ -372,7 +374,7 @@ func (l *listener) otherLife(seq uint64, payload []byte) bool {
 // apply applies the events of the batch that was decoded. A bridge that was killed
 // may have written more of another lane than of the home lane.
 func (l *listener) apply(seq uint64) {
-	lane := l.laneFor(&l.batch)
+	lane := l.laneFor(l.batch)
 	if lane.recalled.batch && seq <= lane.recalled.seq {
 		return
 	}

@@ -47,9 +47,12 @@ type metrics struct {
 	checkpoints metric.Int64Counter
 	refused     metric.Int64Counter
 	latency     metric.Float64Histogram
+	gauges      metric.Registration
 }
 
-func newMetrics(provider metric.MeterProvider) (*metrics, error) {
+// newMetrics makes the metrics of a Bridge. memory returns how many bytes the blocks
+// of all sources take.
+func newMetrics(provider metric.MeterProvider, memory func() int64) (*metrics, error) {
 	meter := provider.Meter("github.com/kvmesh/kvmesh/bridge")
 	m := &metrics{}
 	var errs []error
@@ -75,7 +78,21 @@ func newMetrics(provider metric.MeterProvider) (*metrics, error) {
 	m.latency, err = meter.Float64Histogram("kvmesh.bridge.publish.duration", metric.WithUnit("s"),
 		metric.WithDescription("Time from the first attempt to publish a record to its acknowledgement."),
 		metric.WithExplicitBucketBoundaries(.0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .5, 1, 5))
+	errs = append(errs, err)
+	blocks, err := meter.Int64ObservableGauge("kvmesh.bridge.blocks.memory", metric.WithUnit("By"), metric.WithDescription("Memory of the blocks that sources hold and of those that are remembered, spare room included."))
+	errs = append(errs, err)
+	m.gauges, err = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		o.ObserveInt64(blocks, memory())
+		return nil
+	}, blocks)
 	return m, errors.Join(append(errs, err)...)
+}
+
+// close ends what is read of the Bridge's state.
+func (m *metrics) close() {
+	if m.gauges != nil {
+		m.gauges.Unregister()
+	}
 }
 
 func (m *metrics) drop(ctx context.Context, reason string, n uint64) {

@@ -114,9 +114,11 @@ func (l *listener) serve(n *lane) {
 
 // newState returns an empty state for one of the listener's sources.
 func (l *listener) newState() *residency.State {
-	return residency.New(residency.Config{
+	s := residency.New(residency.Config{
 		BlockSize: int(l.worker.BlockSize), Clears: l.clears(), CacheOwner: l.worker.CacheOwner != "", Limits: l.b.cfg.Residency,
 	})
+	s.Share(l.b.memory)
+	return s
 }
 
 // owns tells whether it is this listener's engine that names a rank, by what the

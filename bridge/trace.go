@@ -69,7 +69,7 @@ func (t *tracing) batch(l *listener, seq uint64, size int, replayed bool, at *ti
 	}
 	source := l.worker.Source
 	if err == nil {
-		if lane := l.laneFor(&l.batch); lane != nil {
+		if lane := l.laneFor(l.batch); lane != nil {
 			source = lane.source
 		}
 		span.SetAttributes(attribute.Int("kvmesh.batch.events", len(l.batch.Events)))

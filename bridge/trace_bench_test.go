@@ -21,7 +21,7 @@ import (
 // payloads of n batches: stores of 8 blocks of 16 tokens, and their removals.
 func benchLane(b *testing.B, tracer trace.TracerProvider, n int) (*listener, [][]byte) {
 	b.Helper()
-	meters, err := newMetrics(noop.NewMeterProvider())
+	meters, err := newMetrics(noop.NewMeterProvider(), func() int64 { return 0 })
 	if err != nil {
 		b.Fatal(err)
 	}

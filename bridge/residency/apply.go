@@ -26,6 +26,7 @@ func next(parent, local uint64) uint64 { return hash.Next(parent, local) }
 // such parts there are; an empty reason is none. An event takes place as a
 // whole or not at all, but for a removal, each of whose hashes stands alone.
 func (s *State) Apply(ev *engine.Event, out *Ops) (Reason, int) {
+	defer s.giveBack(s.borrow())
 	s.emit.begin(s, out)
 	defer s.emit.flush()
 	owner, known := s.owner(ev)

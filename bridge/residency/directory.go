@@ -1,6 +1,9 @@
 package residency
 
-import "math/rand/v2"
+import (
+	"math/rand/v2"
+	"unsafe"
+)
 
 // directory is a table that grows a small part at a time: it has a table for each
 // beginning of a key's hash, and one that is full is split in two by one more bit
@@ -142,4 +145,15 @@ func (d *directory) set(at int, bits uint8, t *table) {
 	for i := range n {
 		d.parts[first+i] = t
 	}
+}
+
+// bytes returns how much memory the directory takes.
+func (d *directory) bytes() int {
+	n := len(d.parts) * int(unsafe.Sizeof(d.parts[0]))
+	for i, t := range d.parts {
+		if i == 0 || t != d.parts[i-1] {
+			n += len(t.slots)*int(unsafe.Sizeof(slot{})) + int(unsafe.Sizeof(*t))
+		}
+	}
+	return n
 }

@@ -13,6 +13,8 @@
 package residency
 
 import (
+	"unsafe"
+
 	"github.com/kvmesh/kvmesh/indexer/event"
 )
 
@@ -57,6 +59,7 @@ type State struct {
 
 	emit    emitter
 	scratch scratch
+	memory  *Memory // where scratch and what emit collects come from; nil: they are the State's own
 }
 
 // cell stands for one index block of an engine block. An engine block of k
@@ -130,6 +133,7 @@ func (s *State) Reset() {
 		free:    map[uint16]uint32{},
 		groups:  map[int64]bool{},
 		scratch: s.scratch,
+		memory:  s.memory,
 	}
 }
 
@@ -159,6 +163,12 @@ func (s *State) Parked() int { return s.parked }
 
 // Known returns how many blocks are remembered that no tier holds.
 func (s *State) Known() int { return s.known }
+
+// Bytes returns how much memory the blocks take, spare room included. Names that are
+// no integers come on top.
+func (s *State) Bytes() int {
+	return cap(s.cells)*int(unsafe.Sizeof(cell{})) + s.ints.bytes() + s.seqs.bytes()
+}
 
 // -- pools and copies ---------------------------------------------------------
 

@@ -21,7 +21,8 @@ type Conn struct {
 	minor  byte // of the version both sides speak
 	closed atomic.Bool
 
-	in input // only for the goroutine of Recv
+	in     input // only for the goroutine of Recv
+	socket *socket
 
 	wmu sync.Mutex // one write at a time
 	out []byte     // what is written; reused, guarded by wmu
@@ -83,7 +84,11 @@ func open(ctx context.Context, nc net.Conn, peer string, t SocketType, opts *Opt
 		peer = nc.RemoteAddr().String()
 	}
 	c := &Conn{nc: nc, typ: t, opts: opts, peer: peer}
-	c.in.buf = make([]byte, bufMin)
+	c.in.buffers = opts.Buffers
+	if c.in.buffers == nil {
+		c.in.buffers = NewBuffers()
+	}
+	c.socket = newSocket(nc, &c.in)
 	stop := onDone(ctx, func() { nc.Close() })
 	err := c.handshake()
 	stop()

@@ -88,7 +88,7 @@ func TestFault03KeepaliveExpires(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := dialPeer(t, s, quick())
-	c.nc = timedOut{c.nc}
+	c.nc, c.socket = timedOut{c.nc}, nil
 	sub.serve(context.Background(), c, func() {})
 	if !h.lost(is(syscall.ETIMEDOUT))() {
 		t.Errorf("errors %v", h.errs())

@@ -7,14 +7,12 @@ import (
 
 // Sizes of the read buffer, in bytes.
 const (
-	bufMin  = 4 << 10  // of an idle connection
-	bufLoad = 64 << 10 // of a busy one; more only for a message that needs it
+	bufMin  = 4 << 10  // of a connection that waits for the rest of a message
+	bufLoad = 64 << 10 // of one that reads; more only for a message that needs it
 	bufKeep = 1 << 20  // a larger one is given back behind its message
 
 	readMax   = 64 << 10 // read at most, unless more is missing
 	readAhead = 4 << 10  // read behind a large frame
-
-	shrinkEvery = 256 // reads after which the use of the buffer is looked at
 )
 
 // span is a part of the buffer.
@@ -22,7 +20,7 @@ type span struct{ off, len int }
 
 // input is the receiving half of a Conn.
 //
-// Between off 0 and r there are the frames of the message under way, with what
+// Without anything to keep buf may be nil. Between off 0 and r there are the frames of the message under way, with what
 // is of no use any more around them; between r and w there are bytes that were
 // read and not looked at. The message stays in one piece of memory, so frames
 // are views, never copies.
@@ -34,8 +32,8 @@ type input struct {
 	whole bool   // the message in parts was returned
 
 	full bool // the last read filled the buffer
-	peak int  // most bytes in the buffer
-	uses int  // reads since peak was reset
+
+	buffers *Buffers // where buf is from
 
 	err      error       // ended the connection
 	deadline time.Time   // of Recv
@@ -55,21 +53,27 @@ func (in *input) view(at span) []byte {
 // kept returns how many bytes of the buffer are still needed.
 func (in *input) kept() int { return in.size + in.w - in.r }
 
-// makeRoom makes room for at least one byte to read. The buffer only ever
-// doubles, and only when three quarters of it are in use: a peer pays for our
+// room makes room for at least one byte, and returns where to read to. Behind a
+// large frame only little is read, or much of the next one would have to be moved.
+func (in *input) room(missing int) []byte {
+	in.makeRoom(missing)
+	n := readMax
+	if missing > readMax/4 {
+		n = missing + readAhead
+	}
+	return in.buf[in.w:min(len(in.buf), in.w+n)]
+}
+
+// makeRoom makes room for at least one byte to read. A buffer beyond bufLoad only
+// ever doubles, and only when three quarters of it are in use: a peer pays for our
 // memory with bytes, not with promises.
 func (in *input) makeRoom(missing int) {
 	kept, size := in.kept(), len(in.buf)
 	switch {
-	case kept == 0 && size > bufKeep:
+	case kept == 0 && (size == 0 || size > bufKeep):
 		in.move(bufLoad)
-	case kept == 0 && in.uses >= shrinkEvery:
-		if in.peak <= size/4 && size > bufMin {
-			in.move(size / 2)
-		}
-		in.peak, in.uses = 0, 0
-	case in.full && size < bufLoad:
-		in.move(2 * size)
+	case size < bufLoad && (in.full || kept > size/4*3):
+		in.move(bufLoad)
 	case kept+missing > size && kept > size/4*3:
 		in.move(min(2*size, max(kept+missing+readAhead, bufKeep)))
 	case in.w > kept && size-in.w < max(size/4, min(missing, size-kept)):
@@ -83,9 +87,9 @@ func (in *input) makeRoom(missing int) {
 // move packs what is kept at the start of a buffer of size bytes, which may be
 // the same one.
 func (in *input) move(size int) {
-	dst := in.buf
+	old, dst := in.buf, in.buf
 	if size != len(dst) {
-		dst = make([]byte, size)
+		dst = in.buffers.get(size)
 	}
 	w := 0
 	for i, at := range in.parts {
@@ -94,34 +98,30 @@ func (in *input) move(size int) {
 	}
 	n := copy(dst[w:], in.buffered())
 	in.buf, in.r, in.w, in.full = dst, w, w+n, false
-}
-
-// space returns where to read to. Behind a large frame only little is read, or
-// much of the next one would have to be moved.
-func (in *input) space(missing int) []byte {
-	n := readMax
-	if missing > readMax/4 {
-		n = missing + readAhead
+	if size != len(old) {
+		in.buffers.put(old)
 	}
-	return in.buf[in.w:min(len(in.buf), in.w+n)]
 }
 
-// arrived takes note of n bytes read into a space of the given size.
-func (in *input) arrived(n, space int) {
+// rest gives back memory that is not needed until something comes. What is kept of
+// a message is kept in as little as there is.
+func (in *input) rest() {
+	switch kept := in.kept(); {
+	case kept == 0 && in.buf != nil:
+		in.buffers.put(in.buf)
+		in.buf, in.r, in.w, in.full = nil, 0, 0, false
+	case kept > 0 && kept <= bufMin/2 && len(in.buf) > bufMin:
+		in.move(bufMin)
+	}
+}
+
+// arrived takes note of n bytes read.
+func (in *input) arrived(n int) {
 	in.w += n
-	in.full = n == space
-	in.peak = max(in.peak, in.w)
-	in.uses++
+	in.full = in.w == len(in.buf)
 	in.heard = time.Now()
 	if !in.pinged.IsZero() {
 		in.pinged = time.Time{}
 		in.armed = time.Time{} // set for the answer, now too late
-	}
-}
-
-// shrink gives an unused buffer back.
-func (in *input) shrink() {
-	if in.kept() == 0 && len(in.buf) > bufMin {
-		in.move(bufMin)
 	}
 }

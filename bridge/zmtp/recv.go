@@ -176,12 +176,10 @@ func (c *Conn) fill(missing int) error {
 			return errInterrupted
 		}
 
-		in.makeRoom(missing)
-		p := in.space(missing)
-		n, err := c.nc.Read(p)
+		n, err := c.read(missing)
 		switch {
 		case n > 0:
-			in.arrived(n, len(p))
+			in.arrived(n)
 			return nil
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			in.armed = time.Time{}
@@ -197,6 +195,14 @@ func (c *Conn) fill(missing int) error {
 			return fmt.Errorf("zmtp: %w", err)
 		}
 	}
+}
+
+// read reads from the peer once.
+func (c *Conn) read(missing int) (int, error) {
+	if c.socket != nil {
+		return c.socket.fill(missing)
+	}
+	return c.nc.Read(c.in.room(missing))
 }
 
 // arm sets the deadline of the socket to the next moment at which there is
@@ -243,7 +249,7 @@ func (c *Conn) idle() error {
 		return ErrHeartbeat
 	}
 	in.pinged = now
-	in.shrink()
+	in.rest()
 	if c.minor == 0 {
 		return nil
 	}

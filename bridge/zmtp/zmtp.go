@@ -75,6 +75,9 @@ type Options struct {
 	// random. A connection that lives longer than BackoffMax resets it.
 	BackoffMin, BackoffMax time.Duration
 
+	// Buffers is what connections read into. nil: each has its own.
+	Buffers *Buffers
+
 	// Logger takes what a Handler isn't told. nil: nothing is logged.
 	Logger *slog.Logger
 }
@@ -91,6 +94,7 @@ func Default() Options {
 		HeartbeatTimeout:  10 * time.Second,
 		BackoffMin:        100 * time.Millisecond,
 		BackoffMax:        5 * time.Second,
+		Buffers:           NewBuffers(),
 	}
 }
 

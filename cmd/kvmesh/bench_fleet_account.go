@@ -291,7 +291,7 @@ func (r *fleetRun) compare() {
 }
 
 // machine says how large the processes were.
-func (r *fleetRun) machine() error {
+func (r *fleetRun) machine(ctx context.Context) error {
 	now, err := r.bridge.look()
 	if err != nil {
 		return err
@@ -322,6 +322,12 @@ func (r *fleetRun) machine() error {
 		}
 	}
 	f["resident_blocks"] = float64(blocks)
+	taken, err := r.bridge.metric(ctx, "kvmesh_bridge_blocks_memory_bytes")
+	if err != nil {
+		return err
+	}
+	f["blocks_mb"], f["rss_beyond_mb"] = taken/1e6, f["rss_mb"]-taken/1e6
+	f["block_bytes"] = taken / float64(max(1, blocks))
 	// What is there beyond the blocks: with every engine connected, and none held.
 	f["rss_beyond_idle_bytes_per_block"] = (f["rss_mb"] - f["rss_idle_mb"]) * 1e6 / float64(max(1, blocks))
 	maps.DeleteFunc(f, func(_ string, v float64) bool { return v != v })

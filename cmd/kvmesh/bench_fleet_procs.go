@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -153,6 +155,26 @@ func (p *process) profile(ctx context.Context, d time.Duration) ([]byte, error) 
 	}
 	defer resp.Body.Close()
 	return io.ReadAll(resp.Body)
+}
+
+// metric returns the value of one of the process's metrics that has no labels but
+// those of its scope.
+func (p *process) metric(ctx context.Context, name string) (float64, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.http+"/metrics", nil)
+	if err != nil {
+		return 0, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		if f := strings.Fields(lines.Text()); len(f) == 2 && (f[0] == name || strings.HasPrefix(f[0], name+"{")) {
+			return strconv.ParseFloat(f[1], 64)
+		}
+	}
+	return 0, fmt.Errorf("%s has no metric %s: %s", p.role, name, resp.Status)
 }
 
 // until waits until f says so, for at most two minutes.

@@ -89,7 +89,7 @@ func (r *fleetRun) joinLate(ctx context.Context) error {
 // verify compares what every index holds with what the caches hold.
 func (r *fleetRun) verify(ctx context.Context) error {
 	fmt.Fprintln(r.progress, "comparing what the indexes hold with what the caches hold")
-	if err := errors.Join(r.machine(), r.keepMemory(ctx)); err != nil {
+	if err := errors.Join(r.machine(ctx), r.keepMemory(ctx)); err != nil {
 		return err
 	}
 	truth, err := r.truth(ctx)

@@ -283,6 +283,9 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 	start(&rest, late, catalog.Run)
 	if edge != nil {
 		start(&early, ctx, func(ctx context.Context) error { return runEdge(ctx, edge, leases) })
+		if index == nil { // an index is full of pointers
+			start(&early, ctx, boundGarbage)
+		}
 	}
 	if index != nil {
 		start(&rest, late, index.Run)

@@ -18,6 +18,8 @@ func Aliases(from prometheus.Gatherer) prometheus.Gatherer {
 		for _, f := range families {
 			families = append(families, aliasesOf(f)...)
 		}
+		// A family without metrics would be the end of the page.
+		families = slices.DeleteFunc(families, func(f *dto.MetricFamily) bool { return len(f.GetMetric()) == 0 })
 		slices.SortFunc(families, func(a, b *dto.MetricFamily) int { return strings.Compare(a.GetName(), b.GetName()) })
 		return families, err
 	})
