@@ -267,7 +267,7 @@ func (n *lane) header(marks []mark) event.Header {
 }
 
 // keepMarks is for how many batches a lane that has published all keeps room.
-const keepMarks = 16
+const keepMarks = 32
 
 // taken removes what a record has taken from the queue. first is the lowest
 // number of a batch that it has anything of.

@@ -464,19 +464,18 @@ func (l *listener) drop(reason string, n uint64) {
 // recent remembers the fingerprints of the batches applied last.
 type recent struct {
 	ring [256]struct {
-		seq, print uint64
-		set        bool
+		next, print uint64 // next is the batch's number and one; 0: there is none
 	}
 }
 
 func (r *recent) add(seq, print uint64) {
 	e := &r.ring[seq%uint64(len(r.ring))]
-	e.seq, e.print, e.set = seq, print, true
+	e.next, e.print = seq+1, print
 }
 
 func (r *recent) get(seq uint64) (print uint64, ok bool) {
 	e := &r.ring[seq%uint64(len(r.ring))]
-	return e.print, e.set && e.seq == seq
+	return e.print, e.next == seq+1
 }
 
 var _ zmtp.Handler = (*listener)(nil)
