@@ -68,20 +68,6 @@ func (o *ownerSlots) detach(w *event.Worker) {
 	o.held[w.CacheOwner] = ownerSlot{w.Source, false, time.Now()}
 }
 
-// count returns how many are attached, and how many are held for those that are not.
-func (o *ownerSlots) count() (attached, detached int64) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, s := range o.held {
-		if s.attached {
-			attached++
-		} else {
-			detached++
-		}
-	}
-	return attached, detached
-}
-
 // attach takes a slot for a worker that has a cache owner.
 func (b *Bridge) attach(ctx context.Context, w *event.Worker) error {
 	if w.CacheOwner == "" {

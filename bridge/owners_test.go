@@ -282,6 +282,41 @@ func TestAnOwnersBlocksAreTakenOver(t *testing.T) {
 	r.synced(a)
 }
 
+// A log that is lost while what is left of a life waits to be written gets all of
+// it.
+func TestAnOwnersBlocksAndALostLog(t *testing.T) {
+	r := newRig(t)
+	a := r.ownedEngine("a")
+	e := r.bridge()
+	e.serve(a)
+	a.publish(kept(1)...)
+	r.synced(a)
+	r.limitLog(r.logged())
+	a.restart()
+	a.publish(prompt(50, 0, 1))
+	r.await("the log is full", func() bool { return strings.Contains(r.status(a).LastError, "maximum messages") })
+	if err := r.js.DeleteStream(r.ctx, "KV"); err != nil {
+		t.Fatal(err)
+	}
+	r.loose = true // it begins in the midst of a life
+	r.forget()
+	r.read("all of it", func() bool { return a.covered(r.source(a)) })
+	a.oracle.state.Restart()
+	a.oracle.state.Apply(prompt(50, 0, 1))
+	if diff := r.source(a).Diff(a.oracle.resident()); diff != "" {
+		t.Fatal(diff)
+	}
+	e.kill()
+	r.bridge().serve(a)
+	next := with(evict(1, "CPU", 3, 0), owned("kvcr"))
+	a.publish(next)
+	a.oracle.state.Apply(next)
+	r.read("what came since", func() bool { return a.covered(r.source(a)) })
+	if diff := r.source(a).Diff(a.oracle.resident()); diff != "" {
+		t.Fatal(diff)
+	}
+}
+
 // A gap may be about anybody's blocks. What is left over a restart may be wrong for
 // what was lost before; where gaps empty a source, all of it goes.
 func TestAnOwnersBlocksAndGaps(t *testing.T) {

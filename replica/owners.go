@@ -136,15 +136,18 @@ func (c *Catalog) confirmOwner(ctx context.Context, kv jetstream.KeyValue, w *ev
 	return c.changeOwner(ctx, kv, w, func(*attachment) bool { return true })
 }
 
-// changeOwner changes what is on record of a worker's cache owner, if f says so.
+// changeOwner changes what is on record of a worker's cache owner, if f says so. A
+// claim that is not there, because an earlier registration ended just now, is made.
 func (c *Catalog) changeOwner(ctx context.Context, kv jetstream.KeyValue, w *event.Worker, f func(*attachment) bool) error {
+	key := ownerKey(w.CacheOwner)
 	for {
-		e, err := kv.Get(ctx, ownerKey(w.CacheOwner))
-		if err != nil {
-			return fmt.Errorf("cache owner %s: %w", w.CacheOwner, err)
+		a := attachment{Owner: w.CacheOwner, Source: w.Key(), Since: time.Now()}
+		e, err := kv.Get(ctx, key)
+		there := !errors.Is(err, jetstream.ErrKeyNotFound)
+		if there && err == nil {
+			err = json.Unmarshal(e.Value(), &a)
 		}
-		var a attachment
-		if err := json.Unmarshal(e.Value(), &a); err != nil {
+		if there && err != nil {
 			return fmt.Errorf("cache owner %s: %w", w.CacheOwner, err)
 		}
 		if a.Source != w.Key() {
@@ -154,7 +157,11 @@ func (c *Catalog) changeOwner(ctx context.Context, kv jetstream.KeyValue, w *eve
 		if !f(&a) {
 			return nil
 		}
-		_, err = c.bucket.put(ctx, e.Key(), a.encode(), e.Revision(), 0)
+		if there {
+			_, err = c.bucket.put(ctx, key, a.encode(), e.Revision(), 0)
+		} else {
+			_, err = kv.Create(ctx, key, a.encode())
+		}
 		if !errors.Is(err, jetstream.ErrKeyExists) {
 			return err
 		}
@@ -177,7 +184,7 @@ func (c *Catalog) Detach(ctx context.Context, w event.Worker, bridge string) err
 		a.Bridge, a.Since = "", time.Now()
 		return mine
 	})
-	if errors.Is(err, event.ErrConflict) || errors.Is(err, jetstream.ErrKeyNotFound) {
+	if errors.Is(err, event.ErrConflict) {
 		return nil // the record is another worker's
 	}
 	return err

@@ -142,6 +142,45 @@ func TestAttachmentsAreInTheCatalog(t *testing.T) {
 	}
 	f.await("nobody has the id", func() bool { _, ok := b.Attachment(w.CacheOwner); return !ok })
 	must(a.Detach(f.ctx, w, "two"))
+	if _, ok := b.Attachment(w.CacheOwner); ok {
+		t.Error("who is gone is on record again")
+	}
+}
+
+// A worker that is unregistered with one replica and registered with another, again
+// and again, has its claim whenever it is registered.
+func TestAClaimComesWithItsWorker(t *testing.T) {
+	f := newFleet(t, 0, mock.Options{})
+	a, _ := f.watched()
+	b, _ := f.watched()
+	w := ownedWorker("w", event.AutoOwner)
+	f.mustRegister(a, w)
+	w.Complete()
+	kv, err := f.js.KeyValue(f.ctx, replica.DefaultCatalog().Bucket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for round := range 50 {
+		var tasks sync.WaitGroup
+		tasks.Go(func() {
+			if _, err := a.Unregister(f.ctx, "w", w.Model, "", nil); err != nil {
+				t.Error(err)
+			}
+		})
+		tasks.Go(func() { b.Register(f.ctx, w) }) // before or after, or in between
+		tasks.Wait()
+		f.await("the worker is registered", func() bool {
+			if err := b.Register(f.ctx, w); err != nil {
+				return false
+			}
+			_, err := kv.Get(f.ctx, "w."+w.Key()) // a copy may not have heard of its end yet
+			return err == nil && len(a.Workers()) == 1 && len(b.Workers()) == 1
+		})
+		other := ownedWorker("other", w.CacheOwner)
+		if err := f.retry(func(ctx context.Context) error { return a.Register(ctx, other) }); !errors.Is(err, event.ErrConflict) {
+			t.Fatalf("round %d: another worker with the id: %v", round, err)
+		}
+	}
 }
 
 // attachments are those of a catalog that is made later.
