@@ -378,6 +378,8 @@ func (l *listener) apply(seq uint64) {
 	if lane.recalled.batch && seq <= lane.recalled.seq {
 		return
 	}
+	// Where ranks wait for each other, a record may have to end between any two batches.
+	lane.ops.Join = len(l.lanes) == 1
 	for i := range l.batch.Events {
 		if reason, n := lane.state.Apply(&l.batch.Events[i], &lane.ops); n > 0 {
 			l.drop(string(reason), uint64(n))

@@ -8,10 +8,25 @@ type Ops struct {
 	Buf []byte
 	// Ends holds the offset behind each.
 	Ends []int
+	// Join lets blocks that follow those of the last operation be added to it,
+	// though they are of another event. Answers grow block by block, and many
+	// operations of one block cost readers more than one of many.
+	Join bool
+
+	chain chain
+}
+
+// chain is where the blocks of the last operation end, if it stores any.
+type chain struct {
+	ops   int // the operation is the last one of so many; 0: there is none
+	pool  uint8
+	split uint16
+	block uint32 // the last engine block
+	seq   uint64 // and its sequence hash
 }
 
 // Reset empties the list and keeps its memory.
-func (o *Ops) Reset() { o.Buf, o.Ends = o.Buf[:0], o.Ends[:0] }
+func (o *Ops) Reset() { o.Buf, o.Ends, o.chain = o.Buf[:0], o.Ends[:0], chain{} }
 
 // Len returns the number of operations.
 func (o *Ops) Len() int { return len(o.Ends) }
@@ -32,6 +47,9 @@ func (o *Ops) Shift(n int) {
 	o.Ends = append(o.Ends[:0], o.Ends[n:]...)
 	for i := range o.Ends {
 		o.Ends[i] -= at
+	}
+	if o.chain.ops -= n; o.chain.ops <= 0 {
+		o.chain = chain{}
 	}
 }
 
@@ -61,6 +79,8 @@ type emitter struct {
 	split  uint16    // stored, parked: index blocks an engine block
 	run    event.Run // stored, parked
 	tail   uint64    // stored: sequence hash of the last block
+	block  uint32    // stored: the last engine block
+	before uint32    // stored: the engine block before the first one
 	parent engineKey // parked: the missing parent
 	last   engineKey // parked: name of the last block
 	hashes []uint64
@@ -99,7 +119,9 @@ func (e *emitter) stored(id uint32, pool uint8) {
 		e.kind, e.pool, e.split, e.size = event.OpStored, pool, head.k, n
 		e.run = event.Run{Root: root, Parent: head.parent, Base: head.base}
 		e.run.ParentName, e.run.HasParentName = e.s.parentName(id)
+		e.before = head.before
 	}
+	e.block = id
 	for j := range uint32(head.k) {
 		c := &e.s.cells[id+j]
 		e.hashes = append(e.hashes, c.local)
@@ -186,7 +208,10 @@ func (e *emitter) flush() {
 	switch e.kind {
 	case event.OpStored:
 		e.run.Locals, e.run.Group = e.hashes, p.group
-		b = event.AppendStored(b, p.tier, p.owner, e.run, e.engine)
+		joined := false
+		if b, joined = e.extend(b); !joined {
+			b = event.AppendStored(b, p.tier, p.owner, e.run, e.engine)
+		}
 	case event.OpParked:
 		b = event.AppendParked(b, p.tier, p.owner, p.group, e.parent.hash(), e.hashes, e.engine)
 	case event.OpRemoved:
@@ -196,6 +221,36 @@ func (e *emitter) flush() {
 	}
 	e.out.Buf = b
 	e.out.end()
+	if e.kind == event.OpStored {
+		e.out.chain = chain{ops: e.out.Len(), pool: e.pool, split: e.split, block: e.block, seq: e.tail}
+	}
 	e.kind = 0
 	e.hashes, e.engine, e.counts = e.hashes[:0], e.engine[:0], e.counts[:0]
+}
+
+// joinMax is how many bytes an operation has that blocks of another event are added
+// to: adding copies it.
+const joinMax = 4 << 10
+
+// extend adds the run that has been collected to the operation before, if it goes on
+// there, and takes that out of the list: it ends anew.
+func (e *emitter) extend(b []byte) ([]byte, bool) {
+	o, c := e.out, &e.out.chain
+	n := o.Len()
+	if !o.Join || n == 0 || c.ops != n || c.pool != e.pool || c.split != e.split ||
+		e.run.Root || e.run.HasParentName || e.run.Parent != c.seq || e.before != c.block {
+		return b, false
+	}
+	start := 0
+	if n > 1 {
+		start = o.Ends[n-2]
+	}
+	if len(b)-start > joinMax {
+		return b, false
+	}
+	b, joined := event.ExtendStored(b, start, e.hashes, e.engine)
+	if joined {
+		o.Ends = o.Ends[:n-1]
+	}
+	return b, joined
 }

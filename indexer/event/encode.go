@@ -2,6 +2,7 @@ package event
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"github.com/kvmesh/kvmesh/indexer/event/mpack"
 )
@@ -40,6 +41,37 @@ func AppendStored(b []byte, tier Tier, owner string, run Run, engine []EngineHas
 	b = appendHead(b, 9, OpStored)
 	b = appendPlace(b, tier, owner)
 	return appendRun(b, run, engine)
+}
+
+// ExtendStored adds blocks to the end of the run of an OpStored, which is what b has
+// from start on, and tells whether it could: hashes of the engine have to be integers.
+func ExtendStored(b []byte, start int, locals []uint64, engine []EngineHash) ([]byte, bool) {
+	r := mpack.NewReader(b[start:])
+	r.Array()
+	for range 5 { // kind, tier, owner, parent, base
+		r.Skip()
+	}
+	at := start + r.Offset()
+	before := r.Bin()
+	if r.Next() != mpack.KindBin || slices.ContainsFunc(engine, func(h EngineHash) bool { return h.Name != nil }) {
+		return b, false
+	}
+	named := r.Bin()
+	rest := b[start+r.Offset():]
+	if r.Err() != nil {
+		return b, false
+	}
+	end := len(b)
+	b = append(mpack.AppendBinHead(b, len(before)+8*len(locals)), before...)
+	for _, h := range locals {
+		b = binary.LittleEndian.AppendUint64(b, h)
+	}
+	b = append(mpack.AppendBinHead(b, len(named)+8*len(engine)), named...)
+	for i := range engine {
+		b = binary.LittleEndian.AppendUint64(b, engine[i].Bits)
+	}
+	b = append(b, rest...)
+	return b[:at+copy(b[at:], b[end:])], true
 }
 
 // AppendRemoved appends an OpRemoved: the index blocks that left the tier, and
