@@ -13,7 +13,7 @@ import (
 // look through; so a bridge has it run when there is so much garbage, whatever it
 // holds.
 const (
-	garbage      = 32 << 20
+	garbage      = 24 << 20
 	leastPercent = 5
 	lookInterval = time.Second
 )
