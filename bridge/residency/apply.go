@@ -251,7 +251,7 @@ func (s *State) behind(h *event.EngineHash) spot {
 
 // after returns the spot behind an engine block.
 func (s *State) after(id uint32) spot {
-	if s.cells[id].flags&flagParked != 0 {
+	if s.cells.at(id).flags&flagParked != 0 {
 		return spot{name: s.key(id)}
 	}
 	c := s.last(id)
@@ -331,10 +331,10 @@ func (s *State) announce(id uint32, copies []held) {
 // block was before is replaced. A block can't be put behind one that stands
 // behind it: then nothing changes, and the result is 0.
 func (s *State) again(id uint32, h *event.EngineHash, locals []uint64, at spot) uint32 {
-	c := &s.cells[id]
+	c := s.cells.at(id)
 	same := int(c.k) == len(locals)
 	for j := 0; same && j < len(locals); j++ {
-		same = s.cells[id+uint32(j)].local == locals[j]
+		same = s.cells.at(id+uint32(j)).local == locals[j]
 	}
 	if parked := c.flags&flagParked != 0; parked {
 		if same && !at.known() && s.parents[id] == at.name {
@@ -350,11 +350,11 @@ func (s *State) again(id uint32, h *event.EngineHash, locals []uint64, at spot) 
 
 // descends tells whether an engine block is another one, or stands behind it.
 func (s *State) descends(id, from uint32) bool {
-	for range s.cells {
+	for range s.cells.n {
 		if id == 0 || id == from {
 			return id != 0
 		}
-		c := &s.cells[id]
+		c := s.cells.at(id)
 		if !s.follows(id, c.before, c.parent) {
 			return false
 		}
@@ -365,7 +365,7 @@ func (s *State) descends(id, from uint32) bool {
 
 // replace gives an engine block new content, and keeps its copies.
 func (s *State) replace(id uint32, h *event.EngineHash, locals []uint64, at spot) uint32 {
-	placed := s.cells[id].flags&flagParked == 0
+	placed := s.cells.at(id).flags&flagParked == 0
 	var children []uint32
 	if placed {
 		children = s.children(id)
@@ -404,8 +404,8 @@ func (s *State) replace(id uint32, h *event.EngineHash, locals []uint64, at spot
 func (s *State) children(id uint32) []uint32 {
 	var out []uint32
 	seq := s.last(id).seq
-	for i := uint32(1); i < uint32(len(s.cells)); i++ {
-		if s.cells[i].k > 0 && i != id && s.follows(i, id, seq) {
+	for i := uint32(1); i < s.cells.n; i++ {
+		if s.cells.at(i).k > 0 && i != id && s.follows(i, id, seq) {
 			out = append(out, i)
 		}
 	}
@@ -418,7 +418,7 @@ func (s *State) moveChildren(id uint32, children []uint32) {
 	for _, child := range children {
 		below := s.children(child)
 		copies := s.takeCopies(child, func(pool uint8) { s.leave(child, pool) })
-		for j := range uint32(s.cells[child].k) {
+		for j := range uint32(s.cells.at(child).k) {
 			s.uncover(child + j)
 		}
 		s.settle(child, s.after(id))
@@ -432,7 +432,7 @@ func (s *State) storeKnown(ev *engine.Event, owner string) (Reason, int) {
 	ids := s.scratch.ids[:0]
 	for i := range ev.Hashes {
 		id := s.find(&ev.Hashes[i])
-		if id == 0 || s.cells[id].flags&flagParked != 0 {
+		if id == 0 || s.cells.at(id).flags&flagParked != 0 {
 			return UnknownBlock, 1
 		}
 		ids = append(ids, id)
@@ -462,7 +462,7 @@ func (s *State) setCopies(id uint32, pool uint8, n uint32) {
 	if n == before {
 		return
 	}
-	parked := s.cells[id].flags&flagParked != 0
+	parked := s.cells.at(id).flags&flagParked != 0
 	switch {
 	case before == 0:
 		s.unknow(id)
@@ -495,7 +495,7 @@ func (s *State) setCopies(id uint32, pool uint8, n uint32) {
 func (s *State) settleGone(id uint32) {
 	switch {
 	case s.resident(id):
-	case s.cells[id].flags&flagParked != 0:
+	case s.cells.at(id).flags&flagParked != 0:
 		s.forget(id)
 	default:
 		s.know(id)
@@ -507,9 +507,9 @@ func (s *State) settleGone(id uint32) {
 func (s *State) enter(id uint32, pool uint8) {
 	s.emit.stored(id, pool)
 	tier := s.pools[pool-1].tier
-	for j := range uint32(s.cells[id].k) {
+	for j := range uint32(s.cells.at(id).k) {
 		if !s.covered(id+j, tier) && !s.elsewhere(id, pool, tier) {
-			s.digests[tier].Add(1, event.Mix(s.cells[id+j].seq, event.Salt(tier)))
+			s.digests[tier].Add(1, event.Mix(s.cells.at(id+j).seq, event.Salt(tier)))
 		}
 	}
 }
@@ -519,11 +519,11 @@ func (s *State) enter(id uint32, pool uint8) {
 func (s *State) leave(id uint32, pool uint8) {
 	tier := s.pools[pool-1].tier
 	left := !s.elsewhere(id, pool, tier)
-	for j := range uint32(s.cells[id].k) {
+	for j := range uint32(s.cells.at(id).k) {
 		gone := left && !s.covered(id+j, tier)
 		s.emit.removed(id+j, pool, gone)
 		if gone {
-			s.digests[tier].Sub(1, event.Mix(s.cells[id+j].seq, event.Salt(tier)))
+			s.digests[tier].Sub(1, event.Mix(s.cells.at(id+j).seq, event.Salt(tier)))
 		}
 	}
 }
@@ -531,7 +531,7 @@ func (s *State) leave(id uint32, pool uint8) {
 // elsewhere tells whether a block has a copy in another pool of a tier.
 func (s *State) elsewhere(id uint32, pool uint8, tier event.Tier) bool {
 	found := false
-	c := &s.cells[id]
+	c := s.cells.at(id)
 	for _, v := range c.copies {
 		if p := uint8(v >> 24); v != 0 && p != pool && s.pools[p-1].tier == tier {
 			found = true
@@ -620,8 +620,8 @@ func (s *State) drop(from func(*pool) bool) {
 // each calls f for every block and pool that it has copies in. f may take those
 // away.
 func (s *State) each(f func(id uint32, pool uint8)) {
-	for id := uint32(1); id < uint32(len(s.cells)); id++ {
-		if s.cells[id].k > 0 {
+	for id := uint32(1); id < s.cells.n; id++ {
+		if s.cells.at(id).k > 0 {
 			s.eachCopy(id, func(pool uint8, _ uint32) { f(id, pool) })
 		}
 	}

@@ -46,7 +46,7 @@ func (s *State) find(h *event.EngineHash) uint32 {
 
 // key returns the name of the engine block with the given head cell.
 func (s *State) key(id uint32) engineKey {
-	c := &s.cells[id]
+	c := s.cells.at(id)
 	if c.flags&flagNamed != 0 {
 		return engineKey{name: s.named[id]}
 	}
@@ -55,7 +55,7 @@ func (s *State) key(id uint32) engineKey {
 
 // engineHash returns the name of an engine block as records have it.
 func (s *State) engineHash(id uint32) event.EngineHash {
-	if c := &s.cells[id]; c.flags&flagNamed == 0 {
+	if c := s.cells.at(id); c.flags&flagNamed == 0 {
 		return event.EngineHash{Bits: c.key}
 	}
 	return s.key(id).hash()
@@ -67,17 +67,14 @@ func (s *State) newBlock(h *event.EngineHash, locals []uint64) uint32 {
 	k := uint16(len(locals))
 	id := s.free[k]
 	if id != 0 {
-		s.free[k] = s.cells[id].next
+		s.free[k] = s.cells.at(id).next
 	} else {
-		id = uint32(len(s.cells))
-		for range k {
-			s.cells = append(s.cells, cell{})
-		}
+		id = s.cells.add(int(k))
 	}
 	for j, local := range locals {
-		s.cells[id+uint32(j)] = cell{local: local, back: uint16(j)}
+		*s.cells.at(id + uint32(j)) = cell{local: local, back: uint16(j)}
 	}
-	c := &s.cells[id]
+	c := s.cells.at(id)
 	c.k = k
 	if len(s.unlinked) > 0 {
 		s.link(id, parentRef{name: keyOf(h)})
@@ -107,14 +104,14 @@ type parentRef struct {
 // was that this is it.
 func (s *State) link(id uint32, ref parentRef) {
 	for _, child := range s.unlinked[ref] {
-		s.cells[child].before = id
+		s.cells.at(child).before = id
 	}
 	delete(s.unlinked, ref)
 }
 
 // forget drops an engine block that has no copies.
 func (s *State) forget(id uint32) {
-	c := &s.cells[id]
+	c := s.cells.at(id)
 	k := c.k
 	switch {
 	case c.flags&flagParked != 0:
@@ -131,16 +128,16 @@ func (s *State) forget(id uint32) {
 	} else {
 		s.ints.del(c.key)
 	}
-	s.cells[id] = cell{next: s.free[k]}
+	*s.cells.at(id) = cell{next: s.free[k]}
 	s.free[k] = id
 }
 
 // settle gives an unplaced engine block its place in a prompt.
 func (s *State) settle(id uint32, at spot) {
 	root, parent, base := at.root, at.parent, at.base
-	s.cells[id].before = at.before
-	for j := range uint32(s.cells[id].k) {
-		c := &s.cells[id+j]
+	s.cells.at(id).before = at.before
+	for j := range uint32(s.cells.at(id).k) {
+		c := s.cells.at(id + j)
 		c.parent, c.base = parent, base+j
 		if root && j == 0 {
 			c.flags |= flagRoot
@@ -162,9 +159,9 @@ func (s *State) settle(id uint32, at spot) {
 // of another, if others hold the same index block, so that the sequence hash
 // alone would not tell which it was.
 func (s *State) parentName(id uint32) (name event.EngineHash, ok bool) {
-	c := &s.cells[id]
+	c := s.cells.at(id)
 	first := s.seqs.get(c.parent)
-	if c.flags&flagRoot != 0 || first == 0 || s.cells[first].next == 0 || !s.follows(id, c.before, c.parent) {
+	if c.flags&flagRoot != 0 || first == 0 || s.cells.at(first).next == 0 || !s.follows(id, c.before, c.parent) {
 		return event.EngineHash{}, false
 	}
 	return s.engineHash(c.before), true
@@ -173,17 +170,17 @@ func (s *State) parentName(id uint32) (name event.EngineHash, ok bool) {
 // follows tells whether a block was said to follow the engine block before, which
 // ends with the sequence hash seq.
 func (s *State) follows(id, before uint32, seq uint64) bool {
-	c := &s.cells[id]
+	c := s.cells.at(id)
 	return before != 0 && c.before == before && c.parent == seq && c.flags&(flagParked|flagRoot) == 0 &&
-		s.cells[before].k > 0 && s.last(before).seq == seq
+		s.cells.at(before).k > 0 && s.last(before).seq == seq
 }
 
 // last returns the last cell of an engine block.
-func (s *State) last(id uint32) *cell { return &s.cells[id+uint32(s.cells[id].k)-1] }
+func (s *State) last(id uint32) *cell { return s.cells.at(id + uint32(s.cells.at(id).k) - 1) }
 
 // uncover takes a cell out of the list of those that cover its sequence hash.
 func (s *State) uncover(id uint32) {
-	c := &s.cells[id]
+	c := s.cells.at(id)
 	at := s.seqs.get(c.seq)
 	if at == id {
 		if c.next == 0 {
@@ -193,17 +190,17 @@ func (s *State) uncover(id uint32) {
 		}
 		return
 	}
-	for s.cells[at].next != id {
-		at = s.cells[at].next
+	for s.cells.at(at).next != id {
+		at = s.cells.at(at).next
 	}
-	s.cells[at].next = c.next
+	s.cells.at(at).next = c.next
 }
 
 // covered tells whether an engine block other than that of the given cell holds
 // the cell's sequence hash in a tier.
 func (s *State) covered(id uint32, tier event.Tier) bool {
-	for i := s.seqs.get(s.cells[id].seq); i != 0; i = s.cells[i].next {
-		if i != id && s.inTier(i-uint32(s.cells[i].back), tier) {
+	for i := s.seqs.get(s.cells.at(id).seq); i != 0; i = s.cells.at(i).next {
+		if i != id && s.inTier(i-uint32(s.cells.at(i).back), tier) {
 			return true
 		}
 	}
@@ -221,11 +218,11 @@ const (
 // know remembers a block whose last copy went, and forgets the oldest of those
 // if they are too many.
 func (s *State) know(id uint32) {
-	c := &s.cells[id]
+	c := s.cells.at(id)
 	c.flags |= flagKnown
 	c.copies = [2]uint32{older: s.newest}
 	if s.newest != 0 {
-		s.cells[s.newest].copies[newer] = id
+		s.cells.at(s.newest).copies[newer] = id
 	} else {
 		s.oldest = id
 	}
@@ -238,7 +235,7 @@ func (s *State) know(id uint32) {
 
 // unknow takes a block out of those that are remembered, if it is one.
 func (s *State) unknow(id uint32) {
-	c := &s.cells[id]
+	c := s.cells.at(id)
 	if c.flags&flagKnown == 0 {
 		return
 	}
@@ -246,12 +243,12 @@ func (s *State) unknow(id uint32) {
 	c.flags &^= flagKnown
 	c.copies = [2]uint32{}
 	if before != 0 {
-		s.cells[before].copies[newer] = after
+		s.cells.at(before).copies[newer] = after
 	} else {
 		s.oldest = after
 	}
 	if after != 0 {
-		s.cells[after].copies[older] = before
+		s.cells.at(after).copies[older] = before
 	} else {
 		s.newest = before
 	}
@@ -265,7 +262,7 @@ func (s *State) wait(id uint32, parent engineKey) {
 	if s.waiting == nil {
 		s.waiting, s.parents = map[engineKey][]uint32{}, map[uint32]engineKey{}
 	}
-	s.cells[id].flags |= flagParked
+	s.cells.at(id).flags |= flagParked
 	s.waiting[parent] = append(s.waiting[parent], id)
 	s.parents[id] = parent
 	s.parked++
@@ -277,7 +274,7 @@ func (s *State) unwait(id uint32) {
 	if !ok {
 		return
 	}
-	s.cells[id].flags &^= flagParked
+	s.cells.at(id).flags &^= flagParked
 	delete(s.parents, id)
 	s.parked--
 	list := s.waiting[parent]

@@ -48,8 +48,8 @@ func (s *State) pieces() []piece {
 	for i := range s.pools {
 		pool := uint8(i + 1)
 		var ids []uint32
-		for id := uint32(1); id < uint32(len(s.cells)); id++ {
-			if c := &s.cells[id]; c.k > 0 && c.flags&flagParked == 0 && s.copies(id, pool) > 0 {
+		for id := uint32(1); id < s.cells.n; id++ {
+			if c := s.cells.at(id); c.k > 0 && c.flags&flagParked == 0 && s.copies(id, pool) > 0 {
 				ids = append(ids, id)
 			}
 		}
@@ -64,7 +64,7 @@ func (s *State) pieces() []piece {
 // chains calls f with placed blocks as runs, each as long as it gets. A run
 // comes before those that go on from a block of it.
 func (s *State) chains(ids []uint32, f func(event.Run, []event.EngineHash)) {
-	slices.SortStableFunc(ids, func(a, b uint32) int { return cmp.Compare(s.cells[a].base, s.cells[b].base) })
+	slices.SortStableFunc(ids, func(a, b uint32) int { return cmp.Compare(s.cells.at(a).base, s.cells.at(b).base) })
 	type chain struct {
 		ids  []uint32
 		size int // bytes
@@ -72,11 +72,11 @@ func (s *State) chains(ids []uint32, f func(event.Run, []event.EngineHash)) {
 	var chains []chain
 	open := map[uint64]int{} // sequence hash of a chain's last block → number of the chain
 	for _, id := range ids {
-		head := &s.cells[id]
+		head := s.cells.at(id)
 		name := s.engineHash(id)
 		more := size(&name, int(head.k))
 		n, ok := open[head.parent]
-		if ok && head.flags&flagRoot == 0 && s.cells[chains[n].ids[0]].k == head.k && chains[n].size+more <= maxSize {
+		if ok && head.flags&flagRoot == 0 && s.cells.at(chains[n].ids[0]).k == head.k && chains[n].size+more <= maxSize {
 			delete(open, head.parent)
 		} else {
 			n = len(chains)
@@ -89,11 +89,11 @@ func (s *State) chains(ids []uint32, f func(event.Run, []event.EngineHash)) {
 	var locals []uint64
 	var engine []event.EngineHash
 	for _, c := range chains {
-		head := &s.cells[c.ids[0]]
+		head := s.cells.at(c.ids[0])
 		locals, engine = locals[:0], engine[:0]
 		for _, id := range c.ids {
 			for j := range uint32(head.k) {
-				locals = append(locals, s.cells[id+j].local)
+				locals = append(locals, s.cells.at(id+j).local)
 			}
 			engine = append(engine, s.engineHash(id))
 		}
@@ -111,8 +111,8 @@ func (s *State) extras(out *Ops) {
 		s.emit.group(index, s.groups[index])
 	}
 	s.parkedChains()
-	for id := uint32(1); id < uint32(len(s.cells)); id++ {
-		if s.cells[id].k > 0 {
+	for id := uint32(1); id < s.cells.n; id++ {
+		if s.cells.at(id).k > 0 {
 			s.eachCopy(id, func(pool uint8, n uint32) {
 				if n > 1 {
 					s.emit.copies(id, pool, n)
@@ -123,7 +123,7 @@ func (s *State) extras(out *Ops) {
 	s.emit.flush()
 
 	var ids []uint32
-	for id := s.newest; id != 0 && len(ids) < checkpointKnown; id = s.cells[id].copies[older] {
+	for id := s.newest; id != 0 && len(ids) < checkpointKnown; id = s.cells.at(id).copies[older] {
 		ids = append(ids, id)
 	}
 	s.chains(ids, func(run event.Run, engine []event.EngineHash) {

@@ -110,7 +110,7 @@ func (e *emitter) stored(id uint32, pool uint8) {
 	if e.out == nil {
 		return
 	}
-	head := &e.s.cells[id]
+	head := e.s.cells.at(id)
 	root := head.flags&flagRoot != 0
 	name := e.s.engineHash(id)
 	n := size(&name, int(head.k))
@@ -123,7 +123,7 @@ func (e *emitter) stored(id uint32, pool uint8) {
 	}
 	e.block = id
 	for j := range uint32(head.k) {
-		c := &e.s.cells[id+j]
+		c := e.s.cells.at(id + j)
 		e.hashes = append(e.hashes, c.local)
 		e.tail = c.seq
 	}
@@ -135,7 +135,7 @@ func (e *emitter) parked(id uint32, pool uint8) {
 	if e.out == nil {
 		return
 	}
-	head, parent := &e.s.cells[id], e.s.parents[id]
+	head, parent := e.s.cells.at(id), e.s.parents[id]
 	name := e.s.engineHash(id)
 	n := size(&name, int(head.k))
 	if !e.open(event.OpParked, pool, n) || parent != e.last || head.k != e.split {
@@ -144,7 +144,7 @@ func (e *emitter) parked(id uint32, pool uint8) {
 		e.parent = parent
 	}
 	for j := range uint32(head.k) {
-		e.hashes = append(e.hashes, e.s.cells[id+j].local)
+		e.hashes = append(e.hashes, e.s.cells.at(id+j).local)
 	}
 	e.engine = append(e.engine, name)
 	e.last = e.s.key(id)
@@ -157,7 +157,7 @@ func (e *emitter) removed(id uint32, pool uint8, gone bool) {
 	if e.out == nil {
 		return
 	}
-	c := &e.s.cells[id]
+	c := e.s.cells.at(id)
 	if c.back != 0 {
 		e.open(event.OpRemoved, pool, 8)
 	} else {

@@ -13,7 +13,7 @@ func (s *State) Names(dst []event.EngineHash, seqs []uint64) []event.EngineHash 
 			break
 		}
 		dst = append(dst, s.engineHash(id))
-		seqs = seqs[s.cells[id].k:]
+		seqs = seqs[s.cells.at(id).k:]
 	}
 	return dst
 }
@@ -21,14 +21,14 @@ func (s *State) Names(dst []event.EngineHash, seqs []uint64) []event.EngineHash 
 // holding returns an engine block, with copies in some tier, that begins with the
 // first of the sequence hashes and covers no other ones.
 func (s *State) holding(seqs []uint64) uint32 {
-	for id := s.seqs.get(seqs[0]); id != 0; id = s.cells[id].next {
-		c := &s.cells[id]
+	for id := s.seqs.get(seqs[0]); id != 0; id = s.cells.at(id).next {
+		c := s.cells.at(id)
 		if c.back != 0 || int(c.k) > len(seqs) || c.flags&(flagParked|flagKnown) != 0 {
 			continue
 		}
 		covers := true
 		for j := range uint32(c.k) {
-			covers = covers && s.cells[id+j].seq == seqs[j]
+			covers = covers && s.cells.at(id+j).seq == seqs[j]
 		}
 		if covers {
 			return id

@@ -85,7 +85,7 @@ func (s *State) spotOf(run *event.Run) (spot, parentRef) {
 		ref = parentRef{name: keyOf(&run.ParentName)}
 		at.before = s.find(&run.ParentName)
 	} else if c := s.seqs.get(run.Parent); c != 0 {
-		at.before = c - uint32(s.cells[c].back)
+		at.before = c - uint32(s.cells.at(c).back)
 	}
 	return at, ref
 }
@@ -159,7 +159,7 @@ func (s *State) restoreKnown(run *event.Run) error {
 	at, ref := s.spotOf(run)
 	return eachBlock(run, func(h *event.EngineHash, locals []uint64) {
 		id := s.restoreBlock(h, locals, at)
-		if !s.resident(id) && s.cells[id].flags&flagKnown == 0 {
+		if !s.resident(id) && s.cells.at(id).flags&flagKnown == 0 {
 			s.know(id)
 		}
 		s.unlink(id, at, ref)

@@ -13,8 +13,6 @@
 package residency
 
 import (
-	"unsafe"
-
 	"github.com/kvmesh/kvmesh/indexer/event"
 )
 
@@ -35,7 +33,7 @@ func DefaultLimits() Limits { return Limits{Known: 16384, Parked: 16384} }
 type State struct {
 	cfg Config
 
-	cells []cell // arena; cell 0 is no cell
+	cells arena
 	free  map[uint16]uint32
 	ints  directory         // engine hash → head cell, of hashes that are integers
 	names map[string]uint32 // the same of all others; the key is a typeByte and the name
@@ -129,7 +127,6 @@ func New(cfg Config) *State {
 func (s *State) Reset() {
 	*s = State{
 		cfg:     s.cfg,
-		cells:   make([]cell, 1, 64),
 		free:    map[uint16]uint32{},
 		groups:  map[int64]bool{},
 		scratch: s.scratch,
@@ -167,7 +164,7 @@ func (s *State) Known() int { return s.known }
 // Bytes returns how much memory the blocks take, spare room included. Names that are
 // no integers come on top.
 func (s *State) Bytes() int {
-	return cap(s.cells)*int(unsafe.Sizeof(cell{})) + s.ints.bytes() + s.seqs.bytes()
+	return s.cells.bytes() + s.ints.bytes() + s.seqs.bytes()
 }
 
 // -- pools and copies ---------------------------------------------------------
@@ -205,7 +202,7 @@ func packCopies(pool uint8, n uint32) uint32 { return uint32(pool)<<24 | n }
 
 // copies returns how many copies a block has in a pool.
 func (s *State) copies(id uint32, pool uint8) uint32 {
-	c := &s.cells[id]
+	c := s.cells.at(id)
 	if c.flags&flagKnown != 0 {
 		return 0
 	}
@@ -222,7 +219,7 @@ func (s *State) copies(id uint32, pool uint8) uint32 {
 
 // writeCopies stores how many copies a block has in a pool, and nothing else.
 func (s *State) writeCopies(id uint32, pool uint8, n uint32) {
-	c := &s.cells[id]
+	c := s.cells.at(id)
 	free := -1
 	for i, v := range c.copies {
 		if uint8(v>>24) == pool {
@@ -263,7 +260,7 @@ func (s *State) writeCopies(id uint32, pool uint8, n uint32) {
 
 // eachCopy calls f for every pool that a block has copies in.
 func (s *State) eachCopy(id uint32, f func(pool uint8, n uint32)) {
-	c := &s.cells[id]
+	c := s.cells.at(id)
 	if c.flags&flagKnown != 0 {
 		return
 	}
@@ -283,7 +280,7 @@ func (s *State) eachCopy(id uint32, f func(pool uint8, n uint32)) {
 
 // resident tells whether a block has a copy anywhere.
 func (s *State) resident(id uint32) bool {
-	c := &s.cells[id]
+	c := s.cells.at(id)
 	if c.flags&flagKnown != 0 {
 		return false
 	}
@@ -299,7 +296,7 @@ func (s *State) resident(id uint32) bool {
 
 // inTier tells whether a block has a copy in a tier.
 func (s *State) inTier(id uint32, tier event.Tier) bool {
-	c := &s.cells[id]
+	c := s.cells.at(id)
 	if c.flags&flagKnown != 0 {
 		return false
 	}
