@@ -278,8 +278,12 @@ func (m *splitMesh) shapes(url string) {
 	}
 	m.seqs("/select", m.get(http.MethodPost, url+"/select", m.query(0), 200))
 	m.seqs("/overlap_scores", m.get(http.MethodPost, url+"/overlap_scores", m.query(0), 200))
-	for _, v := range m.get(http.MethodGet, url+"/ui/data/replicas", nil, 200)["replicas"].([]any) {
+	replicas := m.get(http.MethodGet, url+"/ui/data/replicas", nil, 200)
+	for _, v := range replicas["replicas"].([]any) {
 		m.seqs("/ui/data/replicas", v.(map[string]any))
+	}
+	if !reflect.DeepEqual(replicas["compared"], []any{seqs}) || replicas["equal"] != true {
+		m.t.Errorf("compared at %v, equal %v; want %v", replicas["compared"], replicas["equal"], seqs)
 	}
 	var peers []map[string]any
 	if err := json.Unmarshal(mustAsk(m.t, http.MethodGet, url+"/peers", nil), &peers); err != nil {

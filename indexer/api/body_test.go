@@ -354,3 +354,20 @@ func FuzzString(f *testing.F) {
 		}
 	})
 }
+
+// Log sequences in a URL are separated by commas.
+func TestSeqsInURL(t *testing.T) {
+	w := newWork()
+	for text, want := range map[string][]uint64{"1,2,3": {1, 2, 3}, "18446744073709551615": {1<<64 - 1}, "": nil, ",": nil, "1,": nil, "1,,2": nil, "1,-2": nil, "x": nil, "1 2": nil} {
+		w.reset()
+		w.content, w.body = tokenIDs, nil
+		if err := w.readCall(mediaBinary, "model_name=m&min_log_seqs="+url.QueryEscape(text)); err != nil {
+			t.Fatalf("%q: %v", text, err)
+		}
+		bad := want == nil && text != ""
+		p := &w.outer
+		if (p.err != nil) != bad || !bad && !slices.Equal(p.min.LogSeqs, want) || bad && !strings.Contains(p.err.Error(), "min_log_seqs") {
+			t.Errorf("%q: %v, %v", text, p.min, p.err)
+		}
+	}
+}
