@@ -130,7 +130,7 @@ func fillBench(b *testing.B, js jetstream.JetStream, log event.Log, records, blo
 		n := uint64(i / benchWorkers)
 		h := event.Header{Incarnation: 1, Batches: true, First: n, Last: n}
 		op := event.AppendStored(nil, event.Device, "", event.Run{Root: true, Locals: locals}, nil)
-		_, err := js.PublishMsgAsync(&nats.Msg{Subject: log.Subject(benchSource(i % benchWorkers)), Data: event.AppendRecord(nil, h, 1, op)})
+		_, err := js.PublishMsgAsync(&nats.Msg{Subject: log.Subject(benchSource(i % benchWorkers)), Data: event.AppendRecord(nil, h, 1, op)}, jetstream.WithStallWait(time.Minute))
 		if err != nil {
 			b.Fatal(err)
 		}
