@@ -476,7 +476,6 @@ func TestOtherTopicsAreDropped(t *testing.T) {
 	}
 	a.publish(prompt(1, 0, 1))
 	r.synced(a)
-	if n := e.count("kvmesh.bridge.dropped", "other_topic"); n != 1 {
-		t.Errorf("%d messages dropped, want 1", n)
-	}
+	// The batch may have come by a replay, before either was read.
+	r.await("the other message is dropped", func() bool { return e.count("kvmesh.bridge.dropped", "other_topic") == 1 })
 }

@@ -110,6 +110,9 @@ func (in *input) rest() {
 	case kept == 0 && in.buf != nil:
 		in.buffers.put(in.buf)
 		in.buf, in.r, in.w, in.full = nil, 0, 0, false
+		for i := range in.parts {
+			in.parts[i].off = 0 // they are empty, as a delimiter is
+		}
 	case kept > 0 && kept <= bufMin/2 && len(in.buf) > bufMin:
 		in.move(bufMin)
 	}

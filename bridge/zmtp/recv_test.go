@@ -213,6 +213,28 @@ func TestPieces(t *testing.T) {
 	}
 }
 
+// A peer may pause behind an empty frame, when nothing is kept but where that was.
+func TestPauseBehindAnEmptyFrame(t *testing.T) {
+	for _, off := range []int{0, 2, 4166} {
+		in := &input{buffers: NewBuffers(), parts: []span{{off: off}, {off: off}}, r: off, w: off}
+		in.buf = in.buffers.get(bufLoad)
+		in.rest()
+		if in.buf != nil {
+			t.Error("memory is held that nothing is in")
+		}
+		n := copy(in.room(1), "next")
+		in.arrived(n)
+		for _, at := range in.parts {
+			if frame := in.view(at); len(frame) != 0 {
+				t.Errorf("an empty frame is %q", frame)
+			}
+		}
+		if got := string(in.buffered()); got != "next" {
+			t.Errorf("got %q", got)
+		}
+	}
+}
+
 // Memory follows the bytes that came, goes back when it isn't used, and no view
 // of a message is ever in a buffer that isn't.
 func TestBuffer(t *testing.T) {
