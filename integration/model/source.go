@@ -164,11 +164,15 @@ func (s *Source) store(e Event) {
 		return
 	}
 	for i, h := range hashes {
+		before, known := s.blocks[h]
+		if known && before.parent == parent && before.behind == nil && slices.Equal(before.locals, contents[i]) {
+			parent = h // it is there already, as most are that a long prompt is told again of
+			continue
+		}
 		if s.Knows(h) && s.behind(parent, h) { // it can't be its own ancestor
 			hashes = hashes[:i]
 			break
 		}
-		before := s.blocks[h]
 		placed := before.behind != nil && !parent.IsZero() && !s.Knows(parent) && slices.Equal(before.locals, contents[i])
 		if !placed { // else it is where it was, in a life that told its parent
 			s.blocks[h] = block{parent: parent, locals: contents[i]}
