@@ -410,7 +410,7 @@ func TestReshard(t *testing.T) {
 		if shards == 2 { // an attempt that was interrupted while it copied
 			for shard := range from.Shards {
 				config := from.Config(shard, 1)
-				config.Subjects = from.Aside(shard)
+				config.Subjects = event.Aside(from.Name(shard))
 				if _, err := js.UpdateStream(t.Context(), config); err != nil {
 					t.Fatal(err)
 				}
@@ -434,9 +434,9 @@ func TestReshard(t *testing.T) {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		mustContain(t, out, fmt.Sprintf("in %d streams now", shards))
-		names, err := event.LogStreams(t.Context(), js)
-		if err != nil || len(names) != shards {
-			t.Fatalf("streams %v, %v", names, err)
+		names, put, err := event.LogStreams(t.Context(), js)
+		if err != nil || len(names) != shards || len(put) > 0 {
+			t.Fatalf("streams %v, aside %v, %v", names, put, err)
 		}
 		m.shards = shards
 		m.streams()
@@ -459,7 +459,7 @@ func TestReshard(t *testing.T) {
 		t.Fatal(err)
 	}
 	config = from.Config(2, 1)
-	config.Subjects = from.Aside(2)
+	config.Subjects = event.Aside(from.Name(2))
 	if _, err := js.CreateStream(t.Context(), config); err != nil {
 		t.Fatal(err)
 	}

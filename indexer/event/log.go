@@ -73,18 +73,17 @@ func (l Log) Name(shard int) string {
 	return fmt.Sprintf("%s-%d-%d", l.Stream, l.Shards, shard)
 }
 
-// LogOf returns the Log that has a stream of the given name as one of its own; ok is
-// false if DefaultLog has not, however it is split.
-func LogOf(name string) (l Log, ok bool) {
+// LogOf returns the Log that has a stream of the given name as one of its own, and which
+// shard that is; ok is false if DefaultLog has not, however it is split.
+func LogOf(name string) (l Log, shard int, ok bool) {
 	l = DefaultLog()
 	if name == l.Stream {
-		return l, true
+		return l, 0, true
 	}
-	shard := 0
 	if n, _ := fmt.Sscanf(name, l.Stream+"-%d-%d", &l.Shards, &shard); n != 2 || l.Shards < 2 || l.Validate() != nil || l.Name(shard) != name {
-		return Log{}, false
+		return Log{}, 0, false
 	}
-	return l, shard < l.Shards
+	return l, shard, shard >= 0 && shard < l.Shards
 }
 
 // StreamOf returns the name of the stream that has a source.
@@ -162,18 +161,21 @@ func (l Log) Open(ctx context.Context, js jetstream.JetStream, shard, replicas i
 	return stream, nil
 }
 
-// Check tells whether there are streams of a log that is split otherwise; the
-// error wraps ErrLog then. What can't be found out is another error.
+// Check tells whether there are streams of a log that is split otherwise, or that are
+// put aside; the error wraps ErrLog then. What can't be found out is another error.
 func (l Log) Check(ctx context.Context, js jetstream.JetStream) error {
 	own := make(map[string]bool, l.Shards)
 	for shard := range l.Shards {
 		own[l.Name(shard)] = true
 	}
-	there, err := LogStreams(ctx, js)
+	taking, put, err := LogStreams(ctx, js)
 	if err != nil {
 		return err
 	}
-	other := slices.DeleteFunc(there, func(name string) bool { return own[name] })
+	if len(put) > 0 {
+		return fmt.Errorf("%w: kvmesh reshard has put %s aside, and is at work or was interrupted: let it end, or start it again", ErrLog, strings.Join(put, ", "))
+	}
+	other := slices.DeleteFunc(taking, func(name string) bool { return own[name] })
 	if len(other) > 0 {
 		return fmt.Errorf("%w: --log-shards is %d here, which is for streams named like %s, but there is %s: "+
 			"give all bridges and indexers the number that the log was made with, or change that with kvmesh reshard",
@@ -196,23 +198,28 @@ func APIPrefix(js jetstream.JetStream) string {
 	return jetstream.DefaultAPIPrefix
 }
 
-// Aside returns the subjects of a shard's stream that is put aside. Nobody opens a
-// log while there is one.
-func (l Log) Aside(shard int) []string { return []string{aside + l.Name(shard)} }
+// Aside returns the subjects of a stream that is put aside. Nobody opens a log while
+// there is one.
+func Aside(stream string) []string { return []string{aside + stream} }
 
 // LogStreams returns the names of all streams that take records, of whatever log, and
 // of those that are put aside.
-func LogStreams(ctx context.Context, js jetstream.JetStream) ([]string, error) {
-	var names []string
-	for _, subjects := range []string{subjectPrefix + ".>", aside + ">"} {
-		list := js.StreamNames(ctx, jetstream.WithStreamListSubject(subjects))
-		for name := range list.Name() {
-			names = append(names, name)
-		}
-		if err := list.Err(); err != nil {
-			return nil, fmt.Errorf("streams of the log: %w", err)
-		}
+func LogStreams(ctx context.Context, js jetstream.JetStream) (taking, put []string, err error) {
+	if taking, err = streamsOn(ctx, js, subjectPrefix+".>"); err == nil {
+		put, err = streamsOn(ctx, js, aside+">")
+	}
+	return taking, put, err
+}
+
+// streamsOn returns the names of the streams that have some of the given subjects.
+func streamsOn(ctx context.Context, js jetstream.JetStream, subjects string) (names []string, err error) {
+	list := js.StreamNames(ctx, jetstream.WithStreamListSubject(subjects))
+	for name := range list.Name() {
+		names = append(names, name)
+	}
+	if err := list.Err(); err != nil {
+		return nil, fmt.Errorf("streams of the log: %w", err)
 	}
 	slices.Sort(names)
-	return slices.Compact(names), nil
+	return names, nil
 }

@@ -179,3 +179,18 @@ func TestLogsAreNotMixed(t *testing.T) {
 		})
 	}
 }
+
+func TestNamesOfStreams(t *testing.T) {
+	for _, l := range logs() {
+		for shard := range l.Shards {
+			if got, n, ok := event.LogOf(l.Name(shard)); got != l || n != shard || !ok {
+				t.Errorf("%s: shard %d of %v, %v", l.Name(shard), n, got, ok)
+			}
+		}
+	}
+	for _, name := range []string{"", "KV-", "KV-1-0", "KV-2", "KV-2-2", "KV-2--1", "KV-2-01", "KV-02-0", "KV-65-0", "KV-2-0-0", "KV-+2-0", "kv", "KV_0"} {
+		if l, shard, ok := event.LogOf(name); ok {
+			t.Errorf("%s: shard %d of %v", name, shard, l)
+		}
+	}
+}

@@ -282,9 +282,9 @@ func TestClockLeaderAndListeners(t *testing.T) {
 	t.Parallel()
 	s := startNATS(t, func(o *server.Options) { o.JetStream = false })
 	nc, _ := connect(t, s)
-	answer := func(subject string, body func() any) {
+	answer := func(subject string, body func(asked string) any) {
 		if _, err := nc.Subscribe(subject, func(m *nats.Msg) {
-			data, _ := json.Marshal(body())
+			data, _ := json.Marshal(body(string(m.Data)))
 			to := m.Reply
 			if to == "" {
 				to = event.StatusSubject("edge-9")
@@ -294,14 +294,22 @@ func TestClockLeaderAndListeners(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	answer("$JS.API.INFO", func() any { return map[string]any{"limits": map[string]any{"max_storage": -1, "max_streams": -1}} })
-	answer("$JS.API.STREAM.NAMES", func() any { return map[string]any{"total": 1, "streams": []string{"KV"}} })
-	answer("$JS.API.STREAM.INFO.KV", func() any {
+	answer("$JS.API.INFO", func(string) any {
+		return map[string]any{"limits": map[string]any{"max_storage": -1, "max_streams": -1}}
+	})
+	answer("$JS.API.STREAM.NAMES", func(asked string) any {
+		names := []string{"KV"}
+		if !strings.Contains(asked, `"kv.`) {
+			names = nil // none is put aside
+		}
+		return map[string]any{"total": len(names), "streams": names}
+	})
+	answer("$JS.API.STREAM.INFO.KV", func(string) any {
 		return jetstream.StreamInfo{Config: event.DefaultLog().Config(0, 1), TimeStamp: time.Now().Add(90 * time.Minute),
 			Cluster: &jetstream.ClusterInfo{Name: "c", Replicas: []*jetstream.PeerInfo{{Name: "nats-2", Offline: true, Lag: 7}}}}
 	})
-	answer("$JS.API.STREAM.INFO.KV_KVMESH_WORKERS", func() any { return map[string]any{"error": map[string]any{"code": 404, "err_code": 10059}} })
-	answer(event.StatusRequestSubject, func() any {
+	answer("$JS.API.STREAM.INFO.KV_KVMESH_WORKERS", func(string) any { return map[string]any{"error": map[string]any{"code": 404, "err_code": 10059}} })
+	answer(event.StatusRequestSubject, func(string) any {
 		return event.Status{Bridge: "edge-9", Listeners: []event.ListenerStatus{
 			{Source: "m.default.w0.0", State: event.StateFailed, LastError: "out of luck"}, {Source: "m.default.w1.0", State: event.StateActive, Uncertain: true}}}
 	})

@@ -179,14 +179,19 @@ func (c *checker) whichLog(ctx context.Context, js jetstream.JetStream) (log eve
 	if c.Shards > 0 {
 		log.Shards = c.Shards
 	}
-	names, err := event.LogStreams(ctx, js)
+	names, put, err := event.LogStreams(ctx, js)
 	if err != nil {
 		c.add(Fail, "log", "all", "", "%v", err)
 		return log, false
 	}
+	if len(put) > 0 { // these, or those that it makes, are not to be deleted by people
+		c.add(Fail, "log", "stream "+put[0], "let kvmesh reshard end, or start it again with the number that is wanted",
+			"it was put aside by kvmesh reshard, which is at work or was interrupted: nobody opens the log")
+		return log, false
+	}
 	const fix = "give all bridges and indexers the --log-shards that the log was made with, and delete the streams that they don't use"
 	for i, name := range names {
-		found, known := event.LogOf(name)
+		found, _, known := event.LogOf(name)
 		switch {
 		case !known:
 			c.add(Fail, "log", "stream "+name, "have it take other subjects, or delete it", "it takes records (kv.>), and is none of the log's")
