@@ -134,6 +134,7 @@ func (c *sequenceCase) play(t *testing.T) {
 	e := r.bridge(func(c *bridge.Config) { c.RepairTimeout = time.Second })
 	e.serve(a)
 	r.await("the replay after connecting is over", func() bool { return len(socket.asked()) > 0 })
+	armed := false // the answer of the next request is set: it may come before the case says so
 	for i, in := range c.Input {
 		switch in.Op {
 		case "live":
@@ -145,11 +146,15 @@ func (c *sequenceCase) play(t *testing.T) {
 			r.read("something is in the log", func() bool { return r.source(a).Batches })
 			a.Stop()
 			socket.expect(c.answer(i))
+			armed = true
 		case "reconnect":
 			a.start()
 			e.connected(a)
 		case "expect_replay_request":
-			socket.expect(c.answer(i))
+			if !armed {
+				socket.expect(c.answer(i))
+			}
+			armed = false
 			r.await("it is asked for", func() bool {
 				return slices.ContainsFunc(socket.asked(), func(s uint64) bool { return s == in.Start || s+1 == in.Start })
 			})

@@ -71,11 +71,11 @@ func TestQueriesAreTraced(t *testing.T) {
 	w.until("the spans have ended", func() bool {
 		n := 0
 		for _, s := range spans.Ended() {
-			if s.Name() == "query index" || s.Name() == "kvmesh.query" {
+			if s.Name() == "query index" || s.Name() == "kvmesh.query" || s.Name() == "apply record" {
 				n++
 			}
 		}
-		return n == 5
+		return n == 6
 	})
 
 	var applied, server sdktrace.ReadOnlySpan
