@@ -67,7 +67,7 @@ func (a *answerer) serve(c *routerConn) {
 	a.mu.Unlock()
 	for _, frames := range answer {
 		if c.send(frames...) != nil {
-			return
+			break // the bridge has all that it needs, and has closed
 		}
 	}
 	if answer == nil {
