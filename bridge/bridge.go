@@ -95,7 +95,7 @@ func New(nc *nats.Conn, js jetstream.JetStream, cfg Config, opts Options) (*Brid
 		memory:  residency.NewMemory(),
 		batches: sync.Pool{New: func() any { return new(engine.Batch) }},
 
-		owners:      ownerSlots{max: cfg.MaxSlots, held: map[string]ownerSlot{}},
+		owners:      ownerSlots{max: cfg.MaxSlots, held: map[string]event.Source{}},
 		attachments: opts.Attachments,
 
 		slots:  map[event.Source]*slot{},

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/kvmesh/kvmesh/indexer/event"
 )
@@ -21,51 +20,32 @@ type Attachments interface {
 	Detach(ctx context.Context, w event.Worker, bridge string) error
 }
 
-// ownerSlots are the cache owners that the bridge has room for. A worker that is
-// detached, because it stopped or failed to start, finds its slot again unless another
-// one needed it.
+// ownerSlots are the cache owners that the bridge has room for.
 type ownerSlots struct {
 	max int
 
 	mu   sync.Mutex
-	held map[string]ownerSlot // by id
+	held map[string]event.Source // by id: whose owner is attached
 }
 
-type ownerSlot struct {
-	source   event.Source
-	attached bool
-	since    time.Time
-}
-
-// attach gives a worker's cache owner a slot: its own, or a free one, or that of the
-// one that has been detached for longest. Errors wrap ErrNoSlot.
+// attach gives a worker's cache owner a slot. Errors wrap ErrNoSlot.
 func (o *ownerSlots) attach(w *event.Worker) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	own, known := o.held[w.CacheOwner]
-	if own.attached {
-		return fmt.Errorf("%w: %s is attached to rank %d of instance %q still", ErrNoSlot, w.CacheOwner, own.source.Rank, own.source.Instance)
+	if by, ok := o.held[w.CacheOwner]; ok {
+		return fmt.Errorf("%w: %s is attached to rank %d of instance %q still", ErrNoSlot, w.CacheOwner, by.Rank, by.Instance)
 	}
-	if !known && len(o.held) >= o.max {
-		oldest := ""
-		for id, s := range o.held {
-			if !s.attached && (oldest == "" || s.since.Before(o.held[oldest].since)) {
-				oldest = id
-			}
-		}
-		if oldest == "" {
-			return fmt.Errorf("%w: this bridge has %d (--max-slots), and all are in use", ErrNoSlot, o.max)
-		}
-		delete(o.held, oldest)
+	if len(o.held) >= o.max {
+		return fmt.Errorf("%w: this bridge has %d (--max-slots), and all are in use", ErrNoSlot, o.max)
 	}
-	o.held[w.CacheOwner] = ownerSlot{w.Source, true, time.Now()}
+	o.held[w.CacheOwner] = w.Source
 	return nil
 }
 
 func (o *ownerSlots) detach(w *event.Worker) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.held[w.CacheOwner] = ownerSlot{w.Source, false, time.Now()}
+	delete(o.held, w.CacheOwner)
 }
 
 // attach takes a slot for a worker that has a cache owner.

@@ -398,8 +398,8 @@ func (r *rig) slotted(slots int, names ...string) (*edge, *recorder, []*actor) {
 }
 
 // A bridge reads as many workers with owners as it has slots. One more is refused in
-// so many words, and read when a slot is free; a worker that comes back has its own,
-// and one that has been away for longest gives its own up.
+// so many words, and read when a slot is free. An engine that starts again, and a worker
+// that is changed, keep theirs.
 func TestSlots(t *testing.T) {
 	r := newRig(t)
 	e, rec, all := r.slotted(2, "a", "b", "c")
