@@ -103,7 +103,7 @@ func (w *Worker) Confined() string {
 		}
 		host, _, _ := net.SplitHostPort(at.Address)
 		ip, err := netip.ParseAddr(host)
-		if at.Network == "unix" || host == "localhost" || err == nil && ip.Unmap().IsLoopback() {
+		if at.Network == "unix" || strings.EqualFold(host, "localhost") || err == nil && ip.Unmap().IsLoopback() {
 			return endpoint
 		}
 	}

@@ -63,7 +63,7 @@ func TestOwnersOfNobody(t *testing.T) {
 			t.Errorf("%q: got %v", bad, err)
 		}
 	}
-	for _, endpoint := range []string{"tcp://*:5557", "tcp://0.0.0.0:5557", "tcp://[::]:5557"} {
+	for _, endpoint := range []string{"tcp://*:5557", "tcp://0.0.0.0:5557", "tcp://[::]:5557", "tcp://[0:0::0]:5557", "tcp://[::ffff:0.0.0.0]:5557", "tcp://[::%lo]:5557"} {
 		for _, owner := range []string{AutoOwner, id, ""} {
 			err := owned(func(w *Worker) { w.CacheOwner, w.Endpoint = owner, endpoint }).Validate()
 			if errors.Is(err, ErrWorker) != (owner != "") {
@@ -75,7 +75,7 @@ func TestOwnersOfNobody(t *testing.T) {
 
 func TestConfinedEndpoints(t *testing.T) {
 	for endpoint, want := range map[string]bool{
-		"tcp://127.0.0.1:1": true, "tcp://127.8.9.1:1": true, "tcp://[::1]:1": true, "tcp://localhost:1": true, "ipc:///tmp/x": true,
+		"tcp://127.0.0.1:1": true, "tcp://127.8.9.1:1": true, "tcp://[::1]:1": true, "tcp://localhost:1": true, "tcp://LocalHost:1": true, "ipc:///tmp/x": true,
 		"tcp://[::ffff:127.0.0.1]:1": true, "tcp://10.0.0.1:1": false, "tcp://node:1": false, "tcp://[fe80::1]:1": false, "tcp://*:1": false,
 	} {
 		if got := (&Worker{Endpoint: endpoint}).Confined(); (got == endpoint) != want {

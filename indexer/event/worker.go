@@ -3,6 +3,7 @@ package event
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -173,11 +174,10 @@ func parseTCP(s, rest string) (Endpoint, error) {
 	if strings.ContainsAny(host, " \t\r\n/") {
 		return Endpoint{}, fmt.Errorf("%q has a bad host %q", s, host)
 	}
-	switch host {
-	case "*":
+	if host == "*" {
 		return Endpoint{Network: "tcp", Address: ":" + port, Bind: true}, nil
-	case "0.0.0.0", "::":
-		return Endpoint{Network: "tcp", Address: net.JoinHostPort(host, port), Bind: true}, nil
 	}
-	return Endpoint{Network: "tcp", Address: net.JoinHostPort(host, port)}, nil
+	ip, err := netip.ParseAddr(host) // 0.0.0.0 and :: can be written in several ways
+	bind := err == nil && ip.Unmap().WithZone("").IsUnspecified()
+	return Endpoint{Network: "tcp", Address: net.JoinHostPort(host, port), Bind: bind}, nil
 }
