@@ -72,7 +72,7 @@ with a running kvmesh. Faults come by --fault, or by POST /faults.`,
 	f.IntVar(&o.Cache.BlockSize, "block-size", 16, "tokens a block")
 	f.IntVar(&o.Cache.Device, "device-blocks", 4096, "blocks that a device has")
 	f.IntVar(&o.Cache.Host, "host-blocks", 0, "blocks that the host tier of a rank has; 0: no host tier")
-	f.BoolVar(&m.owner, "owner", false, "the host tier is that of a cache owner: tagged so, it outlives its engine, which publishes under a topic derived from the owner's id")
+	f.BoolVar(&m.owner, "owner", false, "the host tier is that of a cache owner: tagged so, it outlives its engine, which publishes under a topic derived from the owner's id; needs --host-blocks")
 	f.DurationVar(&o.Cache.Transfer, "transfer", 50*time.Microsecond, "how long a block takes between device and host")
 	f.BoolVar(&o.Cache.WriteThrough, "write-through", false, "copy blocks to the host when they are stored, rather than when they are evicted")
 	f.DurationVar(&o.Latency.Base, "latency", 0, "how long a request takes at least")
@@ -117,7 +117,8 @@ func (m *mockFleet) run(cmd *cobra.Command, _ []string) error {
 		return errors.New("--islands registers engines, which have one topic for all ranks: --topic must not have %w in it")
 	}
 	if m.owner {
-		if m.options.Cache.Owner = "kvcr"; m.options.Islands > 0 {
+		m.options.Cache.Owner = "kvcr"
+		if m.options.Islands > 0 {
 			return errors.New("--islands registers engines, and a cache owner is that of a rank: give --islands or --owner")
 		}
 	}

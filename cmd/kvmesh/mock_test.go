@@ -175,9 +175,13 @@ func TestMockRefusesNonsense(t *testing.T) {
 	for _, args := range [][]string{
 		{"--fault", "rust=1s"}, {"--dialect", "klingon"}, {"--device-blocks", "10"}, {"--port", "65535"}, {"--http", "nowhere"},
 		{"--dialect", "vllm-array-0.8", "--host-blocks", "10"}, {"--islands", "1", "--topic", "%w", "--ranks", "2"},
-		{"--owner"}, {"--owner", "--host-blocks", "10", "--islands", "1"}, {"--owner", "--host-blocks", "10", "--dialect", "vllm-array-0.23"},
+		{"--owner", "--host-blocks", "10", "--islands", "1"}, {"--owner", "--host-blocks", "10", "--dialect", "vllm-array-0.23"},
 	} {
 		_, err := command(t, append([]string{"mock", "--port", "0"}, args...)...)
 		errText(t, err)
+	}
+	_, err := command(t, "mock", "--port", "0", "--owner")
+	if text := errText(t, err); !strings.Contains(text, "host tier") || strings.Contains(text, "vllm-map") {
+		t.Errorf("an owner of nothing: %s", text)
 	}
 }

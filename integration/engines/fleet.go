@@ -66,8 +66,11 @@ func (o *Options) defaults() error {
 	if o.Cache.Host > 0 && o.Dialect.Features()&model.Media == 0 {
 		return fmt.Errorf("engines: dialect %s has no words for a host tier", o.Dialect)
 	}
-	if o.Cache.Owner != "" && (o.Cache.Host == 0 || o.Dialect.Features()&model.Owners == 0) {
-		return fmt.Errorf("engines: an owner of the host tier needs one, and a dialect with words for it, which %s has not", o.Dialect)
+	if o.Cache.Owner != "" && o.Cache.Host == 0 {
+		return errors.New("engines: there is no host tier to have an owner: it needs blocks")
+	}
+	if o.Cache.Owner != "" && o.Dialect.Features()&model.Owners == 0 {
+		return fmt.Errorf("engines: dialect %s has no words for owners", o.Dialect)
 	}
 	return nil
 }
