@@ -312,6 +312,9 @@ func (r *fleetRun) machine(ctx context.Context) error {
 	r.replay.mu.Lock()
 	defer r.replay.mu.Unlock()
 	open, err := dialled(r.replay.ports)
+	if err != nil {
+		return err
+	}
 	f["replay_sockets"] = float64(open)
 	f["replay_sockets_max"] = float64(r.replay.most)
 	f["replay_sockets_mean"] = float64(r.replay.open) / float64(r.replay.looks)
@@ -331,5 +334,5 @@ func (r *fleetRun) machine(ctx context.Context) error {
 	// What is there beyond the blocks: with every engine connected, and none held.
 	f["rss_beyond_idle_bytes_per_block"] = (f["rss_mb"] - f["rss_idle_mb"]) * 1e6 / float64(max(1, blocks))
 	maps.DeleteFunc(f, func(_ string, v float64) bool { return v != v })
-	return err
+	return nil
 }
