@@ -116,7 +116,7 @@ func (n *lane) reset(reason string) {
 	if reason != event.ReasonGap {
 		n.sent = mark{} // batch numbers start again
 	}
-	if reason == event.ReasonRestart && n.state.Restart() {
+	if reason == event.ReasonRestart && (n.state.Restart() || n == n.l.home && n.l.doubted()) {
 		n.base = &base{n.header(nil), n.chunks()}
 		n.signal()
 		return

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -421,7 +422,7 @@ func (l *listener) restart(why string) {
 	l.proven, l.verify = true, false
 	l.window.DropBefore(l.conn)
 	l.repair.restarted()
-	for _, lane := range l.lanes {
+	for _, lane := range slices.Backward(l.lanes) { // the home lane last: what is left of the others counts there
 		lane.reset(event.ReasonRestart)
 	}
 	l.forgive()
@@ -434,6 +435,13 @@ func (l *listener) forgive() {
 	if l.home.base == nil {
 		l.account.gaps, l.account.lost, l.account.uncertain = 0, 0, false
 	}
+}
+
+// doubted tells whether a rank that batches name has blocks left that may be wrong for
+// what was lost: the home lane, whose records say so, can't begin with nothing.
+func (l *listener) doubted() bool {
+	return l.worker.CacheOwner != "" && l.account.gaps > 0 &&
+		slices.ContainsFunc(l.lanes[1:], func(n *lane) bool { return n.state.Digests() != event.Digests{} })
 }
 
 // lose gives up the batches from next to last.

@@ -3,6 +3,7 @@ package bridge
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/kvmesh/kvmesh/bridge/engine"
@@ -87,7 +88,7 @@ func (l *listener) begin(lanes []*lane, p past) {
 	for _, n := range lanes { // the home lane is told of a new life last
 		l.incarnation = max(l.incarnation, n.incarnation)
 	}
-	for _, n := range lanes {
+	for _, n := range slices.Backward(lanes) {
 		if n.incarnation != l.incarnation { // it was not told of this life
 			n.reset(event.ReasonRestart)
 		}

@@ -346,6 +346,44 @@ func TestAnOwnersBlocksAndGaps(t *testing.T) {
 	}
 }
 
+// What was lost may have been about the blocks of any rank that batches name, and is not
+// forgotten while any of them has what outlives the engine.
+func TestGapsAndBlocksOfNamedRanks(t *testing.T) {
+	for _, dies := range []bool{false, true} {
+		t.Run(fmt.Sprint(dies), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			r.loose = true
+			a := r.ownedEngine("a")
+			e := r.bridge()
+			e.serve(a)
+			truth := map[uint32]*model.Source{}
+			ranked(a, 1, truth, kept(1)...)
+			a.deliver(mock.Gone, prompt(5, 0, 1))
+			ranked(a, 0, truth, prompt(6, 0, 1))
+			r.await("it is uncertain", func() bool { return r.status(a).Uncertain })
+			r.read("the gap", func() bool { s := r.source(a); return s.Batches && s.Last == a.Next()-1 })
+			if dies { // it may have written what is left of the other rank
+				r.limitLog(r.logged() + 1)
+			}
+			life := r.source(a).Incarnation
+			a.restart()
+			ranked(a, 1, truth, prompt(7, 0, 1))
+			if dies {
+				r.await("the log is full", func() bool { return strings.Contains(r.status(a).LastError, "maximum messages") })
+				e.kill()
+				r.limitLog(-1)
+				r.bridge().serve(a)
+			}
+			r.read("the next life", func() bool { s := r.source(a); return s.Incarnation > life && s.Batches && s.Last == a.Next()-1 })
+			if n := r.source(a).LostBefore; n != 1 {
+				t.Errorf("%d batches are lost on record, want 1", n)
+			}
+			r.await("it is uncertain still", func() bool { return r.status(a).Uncertain })
+		})
+	}
+}
+
 // -- slots --------------------------------------------------------------------
 
 // recorder is where attachments are on record.
