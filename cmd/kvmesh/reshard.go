@@ -119,6 +119,11 @@ type streams struct {
 func (s streams) shards() []int { return slices.Sorted(maps.Keys(s.byShard)) }
 
 func (r *resharding) run(ctx context.Context) error {
+	release, err := r.alone()
+	if err != nil {
+		return err
+	}
+	defer release()
 	logs, err := r.logs(ctx)
 	if err != nil {
 		return err
@@ -143,6 +148,33 @@ func (r *resharding) run(ctx context.Context) error {
 	}
 	fmt.Fprintf(r.out, "the log is in %d streams now: start bridges and indexers with --log-shards %d\n", r.to.Shards, r.to.Shards)
 	return nil
+}
+
+// atWork is where whoever reshards answers others who would.
+const atWork = "kvmesh.reshard"
+
+// alone makes sure that nobody else is at it until release is called: each would take
+// the other's copies for those of an interruption. Of two that begin at once neither
+// goes on.
+func (r *resharding) alone() (release func(), err error) {
+	nc, id := r.js.Conn(), nats.NewInbox()
+	sub, err := nc.Subscribe(atWork, func(m *nats.Msg) {
+		if string(m.Data) != id {
+			m.Respond([]byte(id)) // who is not told goes on, as without a connection
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	release = func() { sub.Unsubscribe() } // of a connection that is gone there is nothing left
+	if _, err = nc.Request(atWork, []byte(id), time.Second); errors.Is(err, nats.ErrTimeout) {
+		return release, nil
+	}
+	release()
+	if err == nil {
+		err = errors.New("another kvmesh reshard is at work")
+	}
+	return nil, err
 }
 
 // logs returns all streams of logs.
@@ -249,8 +281,7 @@ func (r *resharding) copyAll(ctx context.Context, old streams) error {
 	return r.mark(ctx, all)
 }
 
-// mark marks the new log as whole, if it has so many records. Else somebody else is
-// copying too.
+// mark marks the new log as whole, if it has so many records.
 func (r *resharding) mark(ctx context.Context, want uint64) error {
 	var first jetstream.StreamConfig
 	have := uint64(0)
@@ -265,7 +296,7 @@ func (r *resharding) mark(ctx context.Context, want uint64) error {
 		}
 	}
 	if have != want {
-		return fmt.Errorf("%d records were copied, and there are %d: is somebody else at it? Let nobody use the log, and say the same again", want, have)
+		return fmt.Errorf("%d records were copied, and there are %d: let nobody use the log, and start again", want, have)
 	}
 	first.Metadata = map[string]string{copied: r.from.Name(0)}
 	if _, err := r.js.UpdateStream(ctx, first); err != nil {

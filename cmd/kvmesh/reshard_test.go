@@ -5,6 +5,7 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/nats-io/nats.go"
@@ -110,6 +111,33 @@ func TestReshardOfCutLog(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestReshardTwice has two at a time, with different numbers. No record may be lost.
+func TestReshardTwice(t *testing.T) {
+	l := newLooseLog(t)
+	l.create(event.DefaultLog(), false, nil)
+	want := l.fill(event.DefaultLog(), 40)
+	done := make(chan error, 1)
+	for range 3 {
+		began := make(chan struct{})
+		go func() {
+			close(began)
+			_, err := command(t, "reshard", "--nats", l.url, "--log-shards", "2")
+			done <- err
+		}()
+		<-began
+		_, err := command(t, "reshard", "--nats", l.url, "--log-shards", "3")
+		for _, err := range []error{err, <-done} {
+			if err != nil && !strings.Contains(err.Error(), "another kvmesh reshard is at work") {
+				t.Error(err)
+			}
+		}
+	}
+	if out, err := command(t, "reshard", "--nats", l.url, "--log-shards", "4"); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	l.check(event.Log{Stream: "KV", Shards: 4}, want)
 }
 
 func TestReshardOfNoFiles(t *testing.T) {
