@@ -164,7 +164,11 @@ func (x *shard) op(w prefix.Writer, s *source, seq uint64) (blocks int) {
 		s.home, s.hasHome = op.Home, true
 		s.listed = s.registered()
 	case event.OpDigest:
-		if s.digests != op.Digests {
+		switch {
+		case s.digests == op.Digests:
+		case !s.based: // what came before was purged, and a checkpoint follows or is asked for
+			s.diverged = true
+		default:
 			x.log.ErrorContext(x.trace.ctx, "digest differs", "instance", s.name.Instance, "rank", s.name.Rank, "log_seq", seq, "have", s.digests, "want", op.Digests)
 			x.diverge(s)
 		}

@@ -226,6 +226,9 @@ func TestLogIsKeptSmall(t *testing.T) {
 		late := w.start(nil)
 		late.reach(w.last())
 		late.agrees(want)
+		if n := late.counter("kvmesh.indexer.divergences"); n > 0 { // it begins in the midst of most sources
+			t.Errorf("%d divergences of one that starts late", n)
+		}
 		x.reach(w.last())
 		x.agrees(want)
 		y.reach(w.last())

@@ -162,7 +162,9 @@ func appendUints(dst []uint64, v values) ([]uint64, error) {
 	for i := 0; v.next(i, n, ']'); i++ {
 		seq, ok := v.uint()
 		if !ok {
-			err = fmt.Errorf("element %d: %w", i, errUint)
+			if err == nil {
+				err = fmt.Errorf("element %d: %w", i, errUint)
+			}
 			v.skip()
 		}
 		dst = append(dst, seq)
