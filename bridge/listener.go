@@ -68,10 +68,9 @@ type listener struct {
 
 // account is what went wrong with a source.
 type account struct {
-	gaps      uint64 // in this incarnation
-	lost      uint64 // batches in them
-	uncertain bool
-	dropped   map[string]uint64
+	gaps    uint64 // in this incarnation; any make the source uncertain
+	lost    uint64 // batches in them
+	dropped map[string]uint64
 }
 
 func newListener(ctx context.Context, cancel context.CancelCauseFunc, b *Bridge, w event.Worker) *listener {
@@ -433,7 +432,7 @@ func (l *listener) restart(why string) {
 // it may have been about.
 func (l *listener) forgive() {
 	if l.home.base == nil {
-		l.account.gaps, l.account.lost, l.account.uncertain = 0, 0, false
+		l.account.gaps, l.account.lost = 0, 0
 	}
 }
 
@@ -455,7 +454,6 @@ func (l *listener) lose(last uint64, reason string) {
 func (l *listener) loss(from, to uint64, reason string) {
 	l.account.gaps++
 	l.account.lost += to - from + 1
-	l.account.uncertain = true
 	l.b.metrics.gap(l.ctx, reason, to-from+1)
 	if l.b.cfg.OnGap == ResetOnGap {
 		for _, lane := range l.lanes {

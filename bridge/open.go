@@ -84,7 +84,7 @@ func (l *listener) begin(lanes []*lane, p past) {
 		}
 		return
 	}
-	l.account.gaps, l.account.lost, l.account.uncertain = p.gaps, p.lost, p.gaps > 0
+	l.account.gaps, l.account.lost = p.gaps, p.lost
 	for _, n := range lanes { // the home lane is told of a new life last
 		l.incarnation = max(l.incarnation, n.incarnation)
 	}

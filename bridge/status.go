@@ -23,7 +23,7 @@ func (l *listener) status() event.ListenerStatus {
 		Source:    l.worker.Key(),
 		State:     event.StatePending,
 		LastError: l.engineErr,
-		Uncertain: l.account.uncertain,
+		Uncertain: l.account.gaps > 0,
 	}
 	switch {
 	case l.connected && (l.verify || l.hole() || l.opening):
