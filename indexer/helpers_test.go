@@ -3,6 +3,7 @@ package indexer_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"math/rand/v2"
@@ -55,6 +56,7 @@ type world struct {
 	js      jetstream.JetStream
 	log     event.Log
 	seqs    []uint64 // last sequence of each stream that was written
+	records int      // that were published
 	writers []*feed.Writer
 	prompts []model.Prompt
 	locals  [][]uint64
@@ -158,8 +160,12 @@ func (w *world) writer(instance string, rank uint32) *feed.Writer {
 func (w *world) publish(subject string, data []byte) uint64 {
 	w.t.Helper()
 	var seq uint64
+	w.records++
+	id := jetstream.WithMsgID(fmt.Sprint(w.records)) // of a server that stops, an acknowledgement may be lost
 	w.await("a record is stored", func() bool {
-		ack, err := w.js.Publish(w.ctx, subject, data)
+		ctx, cancel := context.WithTimeout(w.ctx, time.Second)
+		defer cancel()
+		ack, err := w.js.Publish(ctx, subject, data, id)
 		if err == nil {
 			seq = ack.Sequence
 			for i := range w.seqs {
