@@ -134,7 +134,7 @@ func TestDeathWhileAnOwnersBlocksAreWritten(t *testing.T) {
 				r.limitLog(r.logged() + chunks)
 				a.restart()
 				a.publish(prompt(2, 0, 2))
-				r.await("the log is full", func() bool { return strings.Contains(r.status(a).LastError, "maximum messages") })
+				r.awaitFull(a)
 				if again {
 					a.restart()
 					a.publish(prompt(3, 0, 2), with(evict(1, "", 1), owned("kvcr")))
@@ -201,11 +201,7 @@ func TestAnOwnersBlocksOfNamedRanks(t *testing.T) {
 				}
 				ranked(a, uint32(life), truth, append(kept(100+10*life), with(evict(0, "CPU", life), owned("kvcr")))...)
 				if dies {
-					r.await("the log is full", func() bool { return strings.Contains(r.status(a).LastError, "maximum messages") })
-					e.kill()
-					r.limitLog(-1)
-					e = r.bridge()
-					e.serve(a)
+					e = r.replaceFull(e, a)
 				}
 				agree(fmt.Sprintf("life %d", life))
 			}
@@ -294,7 +290,7 @@ func TestAnOwnersBlocksAndALostLog(t *testing.T) {
 	r.limitLog(r.logged())
 	a.restart()
 	a.publish(prompt(50, 0, 1))
-	r.await("the log is full", func() bool { return strings.Contains(r.status(a).LastError, "maximum messages") })
+	r.awaitFull(a)
 	if err := r.js.DeleteStream(r.ctx, "KV"); err != nil {
 		t.Fatal(err)
 	}
@@ -370,10 +366,7 @@ func TestGapsAndBlocksOfNamedRanks(t *testing.T) {
 			a.restart()
 			ranked(a, 1, truth, prompt(7, 0, 1))
 			if dies {
-				r.await("the log is full", func() bool { return strings.Contains(r.status(a).LastError, "maximum messages") })
-				e.kill()
-				r.limitLog(-1)
-				r.bridge().serve(a)
+				r.replaceFull(e, a)
 			}
 			r.read("the next life", func() bool { s := r.source(a); return s.Incarnation > life && s.Batches && s.Last == a.Next()-1 })
 			if n := r.source(a).LostBefore; n != 1 {

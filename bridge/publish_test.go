@@ -46,6 +46,24 @@ func (r *rig) limitLog(messages int64) {
 	}
 }
 
+// awaitFull waits until the log has refused what the bridge of an engine writes.
+func (r *rig) awaitFull(a *actor) {
+	r.t.Helper()
+	r.await("the log is full", func() bool { return strings.Contains(r.status(a).LastError, "maximum messages") })
+}
+
+// replaceFull kills an engine's bridge when the log is full, which it is not for the
+// next one.
+func (r *rig) replaceFull(e *edge, a *actor) *edge {
+	r.t.Helper()
+	r.awaitFull(a)
+	e.kill()
+	r.limitLog(-1)
+	next := r.bridge()
+	next.serve(a)
+	return next
+}
+
 // logged returns how many messages the log has.
 func (r *rig) logged() int64 {
 	r.t.Helper()
@@ -69,7 +87,7 @@ func TestWhatWaitsIsJoined(t *testing.T) {
 	for i := range 100 {
 		a.publish(prompt(2, i, 1))
 	}
-	r.await("the log is full", func() bool { st := r.status(a); return strings.Contains(st.LastError, "maximum messages") })
+	r.awaitFull(a)
 	r.await("all is read", func() bool { st := r.status(a); return st.EngineSeq != nil && *st.EngineSeq == 100 })
 	r.limitLog(-1)
 	r.synced(a)
@@ -241,7 +259,7 @@ func TestDeathBetweenTheParts(t *testing.T) {
 				large = append(large, wordy(100+i, 200))
 			}
 			a.publish(large...)
-			r.await("the log is full", func() bool { st := r.status(a); return strings.Contains(st.LastError, "maximum messages") })
+			r.awaitFull(a)
 			e.kill()
 			if err := r.log.Read(r.ctx, r.js); err != nil {
 				t.Fatal(err)

@@ -1,7 +1,7 @@
 package indexer_test
 
 import (
-	"encoding/json"
+	"fmt"
 	"math/rand/v2"
 	"testing"
 
@@ -25,7 +25,7 @@ func TestConnectionIsShared(t *testing.T) {
 	for i := range 300 {
 		// One request at a time: of one that is alone the library believes any reply.
 		last = w.fill(rng, of, 1)
-		want, _ := json.Marshal(i)
+		want := fmt.Append(nil, i)
 		got, err := r.nc.RequestWithContext(w.ctx, "echo", want)
 		if err != nil || string(got.Data) != string(want) {
 			t.Fatalf("request %d: %v, %q", i, err, got.Data)

@@ -204,8 +204,8 @@ func (x *Indexer) Reached(p event.Position) (bool, error) {
 // WaitFor waits until answers are true for a position. It returns an error that
 // wraps ErrBehind if ctx ends before, or one that wraps ErrPosition.
 func (x *Indexer) WaitFor(ctx context.Context, p event.Position) error {
-	if there, err := x.Reached(p); there || err != nil {
-		return err
+	if err := p.Of(len(x.shards)); err != nil {
+		return fmt.Errorf("%w: %w", ErrPosition, err)
 	}
 	for i, s := range x.shards {
 		if err := s.WaitFor(ctx, p.Seq(i)); err != nil {

@@ -271,45 +271,38 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 	defer stopLate()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	var early, rest sync.WaitGroup
 	failed := make(chan error, 4)
-	start := func(wg *sync.WaitGroup, ctx context.Context, run func(context.Context) error) {
-		wg.Go(func() {
-			if err := run(ctx); err != nil {
-				failed <- err
-			}
-		})
-	}
-	start(&rest, late, catalog.Run)
+	early, rest := tasks{failed: failed}, tasks{failed: failed}
+	rest.start(late, catalog.Run)
 	if edge != nil {
-		start(&early, ctx, func(ctx context.Context) error { return runEdge(ctx, edge, leases) })
+		early.start(ctx, func(ctx context.Context) error { return runEdge(ctx, edge, leases) })
 		if index == nil { // an index is full of pointers
-			start(&early, ctx, boundGarbage)
+			early.start(ctx, boundGarbage)
 		}
 	}
 	if index != nil {
-		start(&rest, late, index.Run)
+		rest.start(late, index.Run)
 		choose.describe(js, catalog, n.nats.replicas, log)
-		start(&rest, late, choose.load.Run)
-		start(&rest, late, choose.roster.Run)
+		rest.start(late, choose.load.Run)
+		rest.start(late, choose.roster.Run)
 	}
 	peers, err := replica.NewPeers(nc, replica.PeersConfig{ID: n.id, Role: n.role, Version: version(), Snapshot: snapshotOf(index), Logger: log, Meter: meter})
 	if err != nil {
 		return err
 	}
-	start(&rest, late, peers.Run)
+	rest.start(late, peers.Run)
 	web, err := n.web(log, nc, index, choose, catalog, peers, promhttp.HandlerFor(telemetry.Aliases(registry), promhttp.HandlerOpts{}))
 	if err != nil {
 		return err
 	}
 	if index != nil {
-		start(&early, ctx, n.dashboard(web, index, nc, js, log).Run)
+		early.start(ctx, n.dashboard(web, index, nc, js, log).Run)
 	}
 	if web.Handler, err = n.tel.Handler(web.Handler); err != nil {
 		return err
 	}
 	if listener != nil {
-		start(&early, ctx, func(context.Context) error { return n.listenHTTP(web, listener) })
+		early.start(ctx, func(context.Context) error { return n.listenHTTP(web, listener) })
 		log.Info("serving HTTP", "addr", listener.Addr().String(), "role", n.role, "id", n.id)
 	}
 	early.Go(func() { register(ctx, catalog, workers, log) })
@@ -326,6 +319,21 @@ func (n *node) serve(ctx context.Context, log *slog.Logger, nc *nats.Conn, liste
 	stopLate()
 	rest.Wait()
 	return err
+}
+
+// tasks are parts of a node that run at the same time.
+type tasks struct {
+	sync.WaitGroup
+	failed chan<- error
+}
+
+// start runs a part, and says if it fails.
+func (t *tasks) start(ctx context.Context, run func(context.Context) error) {
+	t.Go(func() {
+		if err := run(ctx); err != nil {
+			t.failed <- err
+		}
+	})
 }
 
 // checkLog tells whether the log that is there is split otherwise. If NATS can't be

@@ -103,7 +103,10 @@ func TestMockOwners(t *testing.T) {
 	before := digestsOf(t, url)
 	for n := range 4 {
 		fault := map[string]any{"instance_id": fmt.Sprintf("mock-%d", n/2), "dp_rank": n % 2, "fault": "restart"}
-		data, _ := json.Marshal(fault)
+		data, err := json.Marshal(fault)
+		if err != nil {
+			t.Fatal(err)
+		}
 		resp, err := http.Post(mockURL+"/faults", "application/json", bytes.NewReader(data))
 		if err != nil || resp.StatusCode >= 300 {
 			t.Fatal(resp, err)

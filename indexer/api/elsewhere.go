@@ -239,16 +239,8 @@ func (s *Server) matchNATS(ctx context.Context, w *work, r micro.Request, key st
 		return fmt.Errorf("%w: not what one indexer asks another", errRequest)
 	}
 	w.locals = appendHashes(w.locals[:0], hashes)
-	reached, err := s.index.Reached(least)
-	if err != nil {
+	if err := s.reach(ctx, time.Now().Add(s.cfg.WaitTimeout), least); err != nil {
 		return err
-	}
-	if !reached {
-		ctx, cancel := context.WithTimeout(ctx, s.cfg.WaitTimeout)
-		defer cancel()
-		if err := s.index.WaitFor(ctx, least); err != nil {
-			return err
-		}
 	}
 	a, err := s.index.Match(&w.query, name, w.locals)
 	if err != nil {

@@ -75,6 +75,17 @@ func (s *Server) answer(ctx context.Context, w *work) error {
 	return nil
 }
 
+// reach waits until answers are true for a position.
+func (s *Server) reach(ctx context.Context, deadline time.Time, p event.Position) error {
+	reached, err := s.index.Reached(p)
+	if err != nil || reached { // most ask for none, and pay for no timer
+		return err
+	}
+	ctx, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	return s.index.WaitFor(ctx, p)
+}
+
 // match appends the answer for one prompt to the reply, or nothing if there is an
 // error.
 func (s *Server) match(ctx context.Context, deadline time.Time, w *work, p *prompt) error {
@@ -97,16 +108,13 @@ func (s *Server) match(ctx context.Context, deadline time.Time, w *work, p *prom
 		return unknown(name, err)
 	}
 	elsewhere := !s.index.Serves(name)
-	reached, err := s.index.Reached(p.min)
+	if elsewhere {
+		_, err = s.index.Reached(p.min) // whether it can be one
+	} else {
+		err = s.reach(ctx, deadline, p.min)
+	}
 	if err != nil {
 		return err
-	}
-	if !elsewhere && !reached {
-		ctx, cancel := context.WithDeadline(ctx, deadline)
-		defer cancel()
-		if err := s.index.WaitFor(ctx, p.min); err != nil {
-			return err
-		}
 	}
 	locals := p.hashes
 	if w.content == tokenIDs {

@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/kvmesh/kvmesh/indexer"
+	"github.com/kvmesh/kvmesh/indexer/api/door"
 	"github.com/kvmesh/kvmesh/indexer/event"
 )
 
@@ -152,7 +153,5 @@ func appendString(b []byte, text string) []byte {
 
 // appendFailure appends the body of every error.
 func appendFailure(b []byte, err error, code string) []byte {
-	b = appendString(append(b, `{"error":`...), err.Error())
-	b = appendString(append(b, `,"code":`...), code)
-	return append(b, '}')
+	return append(b, door.Failure{Error: err.Error(), Code: code}.JSON()...)
 }

@@ -119,14 +119,20 @@ func work(t *testing.T, f *engines.Fleet, requests uint64) {
 			{Fault: engines.Fault{Kind: engines.Overflow, Count: 2}, Every: 23 * every, Among: lossyWorkers},
 		}, 5)
 	})
+	awaitRequests(t, f, requests)
+	stop()
+	tasks.Wait()
+}
+
+// awaitRequests waits until a fleet has had so many requests.
+func awaitRequests(t *testing.T, f *engines.Fleet, requests uint64) {
+	t.Helper()
 	for deadline := time.Now().Add(patience); f.Totals().Requests < requests; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Errorf("%d requests within %v", f.Totals().Requests, patience)
 			break
 		}
 	}
-	stop()
-	tasks.Wait()
 }
 
 // final has every worker publish batches until the faults that wait for one are

@@ -74,12 +74,7 @@ func torment(t *testing.T, f *engines.Fleet, g *workload.Generator, requests uin
 			{Fault: engines.Fault{Kind: engines.Clear}, Every: 4 * every},
 		}, 5)
 	})
-	for deadline := time.Now().Add(patience); f.Totals().Requests < requests; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Errorf("%d requests within %v", f.Totals().Requests, patience)
-			break
-		}
-	}
+	awaitRequests(t, f, requests)
 	stop()
 	tasks.Wait()
 }

@@ -284,7 +284,10 @@ func TestClockLeaderAndListeners(t *testing.T) {
 	nc, _ := connect(t, s)
 	answer := func(subject string, body func(asked string) any) {
 		if _, err := nc.Subscribe(subject, func(m *nats.Msg) {
-			data, _ := json.Marshal(body(string(m.Data)))
+			data, err := json.Marshal(body(string(m.Data)))
+			if err != nil {
+				t.Error(err)
+			}
 			to := m.Reply
 			if to == "" {
 				to = event.StatusSubject("edge-9")
