@@ -223,7 +223,13 @@ func TestReadFollowsAStream(t *testing.T) {
 		t.Fatalf("no stream: %v, at %d", err, r.Seq(0))
 	}
 	for life := range 2 {
-		if _, err := js.CreateStream(ctx, event.DefaultLog().Config(0, 1)); err != nil {
+		_, err := js.CreateStream(ctx, event.DefaultLog().Config(0, 1))
+		// The server may still be at taking away the files of the one before.
+		const codeStore = 10049
+		for api := (*jetstream.APIError)(nil); errors.As(err, &api) && api.ErrorCode == codeStore; time.Sleep(5 * time.Millisecond) {
+			_, err = js.CreateStream(ctx, event.DefaultLog().Config(0, 1))
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 		publish := func(data []byte) {
@@ -241,7 +247,7 @@ func TestReadFollowsAStream(t *testing.T) {
 		for batch := range uint64(600) {
 			publish(rec(5, batch+1, sums(a)))
 		}
-		err := r.Until(ctx, js, func(r *Reader) bool { return r.Source(name).Last == 600 })
+		err = r.Until(ctx, js, func(r *Reader) bool { return r.Source(name).Last == 600 })
 		if err != nil || r.Seq(0) != 601 || r.Source(name).Records != 601 {
 			t.Fatalf("life %d: %v, at %d, %+v", life, err, r.Seq(0), r.Source(name))
 		}
